@@ -1,0 +1,2 @@
+def register() -> None:
+    """Register with vLLM; called from the general plugin."""

@@ -8,6 +8,7 @@ id* at or above the vocabulary size V:
 
     coord bin b            -> V + b                                0 <= b < 1024
     size bins (w, h)       -> V + 1024 + w * 1024 + h              0 <= w, h < 1024
+    image position         -> V + 1024 + 1024 * 1024               only in prompts, never sampled
 
 Values, as in the published Moondream code (``region.py``): a coordinate is bin / 1024 of the image
 side, a size is 2 ** (bin / 1023 * 10 - 10) of it.
@@ -52,9 +53,14 @@ class SpatialVocab:
     coord_divisor: int = COORD_BINS
 
     @property
+    def image_id(self) -> int:
+        """The id that stands in a prompt for every position of an image; never sampled."""
+        return self.vocab_size + COORD_BINS + SIZE_BINS * SIZE_BINS
+
+    @property
     def end(self) -> int:
         """One past the largest virtual id."""
-        return self.vocab_size + COORD_BINS + SIZE_BINS * SIZE_BINS
+        return self.image_id + 1
 
     def encode(self, token: Coord | Size) -> int:
         """The id of a coordinate or size. ValueError when a bin is out of range."""
@@ -67,12 +73,12 @@ class SpatialVocab:
         return self.vocab_size + COORD_BINS + token.width_bin * SIZE_BINS + token.height_bin
 
     def decode(self, token_id: int) -> Coord | Size | None:
-        """What a virtual id stands for; None for an ordinary token.
+        """What an id stands for; None for an ordinary token or an image position.
 
         ValueError for an id beyond the last virtual one.
         """
         offset = token_id - self.vocab_size
-        if offset < 0:
+        if offset < 0 or token_id == self.image_id:
             return None
         if offset < COORD_BINS:
             return Coord(offset)

@@ -1,0 +1,31 @@
+"""What a model offers to the rest of the plugin."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from vllm_photon.spatial.tokens import SpatialVocab
+
+
+@runtime_checkable
+class SupportsSpatial(Protocol):
+    """A model with region heads.
+
+    Its ``forward`` returns the hidden states that the region heads read (before the last norm);
+    ``compute_logits`` applies the norm itself. ``embed_input_ids`` accepts virtual ids.
+    """
+
+    spatial_vocab: SpatialVocab
+
+    def decode_spatial(
+        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Read the values behind sampled placeholders.
+
+        ``hidden_states`` is [n, dim], ``sampled_token_ids`` [n, 1]; returns [n, 1] of the same
+        dtype in which coord and size ids are virtual ids and every other id is unchanged.
+        Stays on the device; no host synchronisation.
+        """
+        ...
