@@ -1,0 +1,1 @@
+"""Measurements of photon against stock vLLM: an A/B over servers and an emulated device."""
