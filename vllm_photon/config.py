@@ -10,12 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger(__name__)
 
 WORKER_CLS = "vllm_photon.worker.PhotonWorker"
 _SCHEDULER = "vllm_photon.executor.scheduler.PhotonScheduler"
@@ -81,9 +77,7 @@ def blocking_reason(vllm_config: VllmConfig) -> str | None:
     if scheduler.scheduler_cls is not None and scheduler.scheduler_cls not in _SCHEDULERS:
         return f"scheduler-cls {scheduler.scheduler_cls} does not count steps in flight"
     if pipelined_executor(parallel.distributed_executor_backend) is None:
-        return (
-            f"executor {_name(parallel.distributed_executor_backend)} is none of uni, mp and ray"
-        )
+        return f"executor {_name(parallel.distributed_executor_backend)} is none of uni, mp and ray"
     return None
 
 

@@ -72,7 +72,9 @@ class PhotonScheduler(WholePrefix, AsyncScheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        requests = [self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens]
+        requests = [
+            self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens
+        ]
         self.inflight_refs.launch(requests)
         self._launched.append(requests)
 

@@ -1,0 +1,41 @@
+"""What serving a Moondream sets in vLLM's configuration, so that no flag is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.model_executor.models.config import VerifyAndUpdateConfig
+
+from vllm_photon.config import WORKER_CLS
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+
+class MoondreamServingConfig(VerifyAndUpdateConfig):
+    """Hook of ``MODELS_CONFIG_MAP`` for both generations."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        """Tokenizer with virtual ids; images reach us in their own mode, not clipped to RGB."""
+        if model_config.tokenizer_mode in ("auto", "hf"):
+            model_config.tokenizer_mode = "photon"
+        multimodal = model_config.multimodal_config
+        if multimodal is not None:
+            multimodal.media_io_kwargs.setdefault("image", {}).setdefault("image_mode", None)
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        """Our worker; the start-up check that an image fits one step; no speculation.
+
+        Speculative decoding drops every id above the vocabulary, and a request would wait for
+        tokens that never come.
+        """
+        if vllm_config.speculative_config is not None:
+            raise ValueError(
+                "speculative_config: Moondream does not support speculative decoding, "
+                "which drops coordinate ids"
+            )
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = WORKER_CLS
+        vllm_config.scheduler_config.disable_chunked_mm_input = True

@@ -1,0 +1,108 @@
+"""What Moondream 2 and 3 have in common as vLLM models: vision, text, region heads, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import (
+    MultiModalEmbeddings,
+    SupportsMultiModal,
+    SupportsPP,
+)
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from vllm_photon.models.hf_config import Moondream2Config
+from vllm_photon.models.region import RegionHeads
+from vllm_photon.models.text import TextModel
+from vllm_photon.models.vision import VisionTower
+from vllm_photon.spatial.tokens import SpatialVocab
+
+
+class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
+    """The published model; a SupportsSpatial. Subclasses say what differs by generation."""
+
+    text_class: ClassVar[type[TextModel]] = TextModel
+    single_layer_region: ClassVar[bool] = False
+    packed_modules_mapping: dict[str, list[str]] = {}
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "model.text.wte": "text.wte.weight",
+            "model.text.lm_head.": "lm_head.",
+            "model.": "",
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config: Moondream2Config = vllm_config.model_config.hf_config
+        quant_config = vllm_config.quant_config
+        self.config = config
+        self.spatial_vocab: SpatialVocab = config.spatial_vocab()
+        self.region = RegionHeads(
+            config.region, self.spatial_vocab, single_layer=self.single_layer_region
+        )
+        with self._mark_tower_model(vllm_config, "image"):
+            self.vision = VisionTower(config.vision, quant_config, maybe_prefix(prefix, "vision"))
+        with self._mark_language_model(vllm_config):
+            self.text = self.text_class(
+                config.text_config, self.region, vllm_config, maybe_prefix(prefix, "text")
+            )
+        self.lm_head = ParallelLMHead(
+            config.text_config.vocab_size,
+            config.text_config.hidden_size,
+            bias=True,
+            quant_config=quant_config,
+            prefix=maybe_prefix(prefix, "lm_head"),
+        )
+        self.logits_processor = LogitsProcessor(config.text_config.vocab_size)
+        self.make_empty_intermediate_tensors = self.text.make_empty_intermediate_tensors
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """None: images are placed by id, not by text."""
+        return None
+
+    def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
+        """For each image [1 + grid * grid, dim]: BOS and the image, as the prefix wants them.
+
+        ``crops`` and ``tilings`` as the processor made them.
+        """
+        crops, tilings = kwargs["crops"], kwargs["tilings"]
+        assert isinstance(crops, torch.Tensor) and isinstance(tilings, torch.Tensor)
+        images = self.vision(crops, [(rows, columns) for rows, columns in tilings.tolist()])
+        bos = self.text.wte(torch.full((1,), self.config.tokens.bos_id, device=crops.device))
+        return [torch.cat((bos, image)) for image in images]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Hidden states [n, dim] before the last norm, as the region heads read them."""
+        return self.text(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """[n, dim] hidden states to [n, vocab] logits; the last norm is applied here."""
+        return self.logits_processor(
+            self.lm_head, self.text.post_ln(hidden_states), self.lm_head.bias
+        )
+
+    def decode_spatial(
+        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """See SupportsSpatial."""
+        return self.region.decode(hidden_states, sampled_token_ids)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load published names; a name that has no place here is an error."""
+        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
