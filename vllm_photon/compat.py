@@ -6,7 +6,7 @@ plugins once per process and may load them again in a child.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,6 +18,10 @@ _MARK = "_vllm_photon"
 def apply() -> None:
     """Install every patch; called from the general plugin."""
     config_hook()
+    detokenizer_hook()
+    chat_hook()
+    admission_hook()
+    endpoints_hook()
 
 
 def applied() -> bool:
@@ -53,3 +57,115 @@ def config_hook() -> None:
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     setattr(platform, _MARK, True)
+
+
+def detokenizer_hook() -> None:
+    """Give requests to Moondream a detokenizer that knows virtual ids.
+
+    What: wraps ``IncrementalDetokenizer.from_new_request``.
+    Why: vLLM chooses between two detokenizers of its own by the tokenizer's class; both show an id
+    above the vocabulary as nothing, and neither can close the JSON of an answer cut short.
+    Removed by: a registry of detokenizers, or a method of the tokenizer that makes one.
+    """
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    if hasattr(IncrementalDetokenizer, _MARK):
+        return
+    stock = IncrementalDetokenizer.from_new_request.__func__
+
+    def from_new_request(cls: type, tokenizer: Any, request: Any) -> Any:
+        vocab = getattr(tokenizer, "spatial_vocab", None)
+        if vocab is None:
+            return stock(cls, tokenizer, request)
+        from vllm_photon.entrypoints.detokenizer import detokenizer_for
+
+        return detokenizer_for(vocab, tokenizer, request)
+
+    IncrementalDetokenizer.from_new_request = classmethod(from_new_request)
+    setattr(IncrementalDetokenizer, _MARK, True)
+
+
+def chat_hook() -> None:
+    """Let the chat renderer see the skill that ``vllm_xargs`` asks for.
+
+    What: wraps ``ChatCompletionRequest.build_chat_params``.
+    Why: a renderer sees the messages and ``chat_template_kwargs`` only, but Moondream's prompt
+    depends on the skill, which belongs to the sampling parameters.
+    Removed by: a renderer that is given the request, or its ``vllm_xargs``.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    if hasattr(ChatCompletionRequest, _MARK):
+        return
+    stock = ChatCompletionRequest.build_chat_params
+
+    def build_chat_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_photon.entrypoints.chat import with_skill
+
+        return with_skill(self, stock(self, *args, **kwargs))
+
+    ChatCompletionRequest.build_chat_params = build_chat_params
+    setattr(ChatCompletionRequest, _MARK, True)
+
+
+def admission_hook() -> None:
+    """Check each request against its model and prompt, before a response to it begins.
+
+    What: wraps ``InputProcessor.process_inputs``, where prompt and sampling parameters meet, and
+    ``AsyncLLM.generate``, which so checks when it is called and not when it is first awaited.
+    Why: the processors' ``validate_params`` sees neither the model nor the prompt, and runs after
+    a streaming response was opened with status 200.
+    Removed by: a ``validate_params`` that is given both, called before the stream is opened.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from vllm_photon.entrypoints.admission import admitted
+
+    if hasattr(InputProcessor, _MARK):
+        return
+    stock_process, stock_generate = InputProcessor.process_inputs, AsyncLLM.generate
+
+    def process_inputs(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        params = admitted(self.model_config, prompt, params)
+        return stock_process(self, request_id, prompt, params, *args, **kwargs)
+
+    def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        params = admitted(self.model_config, prompt, sampling_params)
+        self.input_processor.validate_logits_processors_params(params)
+        return stock_generate(self, prompt, params, *args, **kwargs)
+
+    InputProcessor.process_inputs = process_inputs
+    AsyncLLM.generate = generate
+    setattr(InputProcessor, _MARK, True)
+
+
+def endpoints_hook() -> None:
+    """Serve Moondream's endpoints whenever Moondream is served, without an environment variable.
+
+    What: wraps ``vllm.plugins.load_endpoint_plugins``; when ``VLLM_PLUGINS`` is unset, which means
+    that no choice was made, our own endpoint plugin is loaded and nobody else's.
+    Why: vLLM loads endpoint plugins only if ``VLLM_PLUGINS`` names them, and then that variable
+    also decides which general plugins of other packages are loaded. ``VLLM_PLUGINS=photon`` works
+    as documented by vLLM, and any value without ``photon`` keeps all of this plugin out.
+    Removed by: an option of ``vllm serve`` that allows one endpoint plugin by name.
+    """
+    from vllm import plugins
+
+    if hasattr(plugins.load_endpoint_plugins, _MARK):
+        return
+    stock = plugins.load_endpoint_plugins
+
+    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
+        from vllm import envs
+
+        if envs.VLLM_PLUGINS is not None:
+            return stock(supported_tasks)
+        from vllm_photon.entrypoints.moondream_api import PhotonEndpoints
+
+        return [PhotonEndpoints()] if "generate" in (supported_tasks or ()) else []
+
+    setattr(load_endpoint_plugins, _MARK, True)
+    plugins.load_endpoint_plugins = load_endpoint_plugins

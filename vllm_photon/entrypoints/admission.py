@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
-from vllm_photon.spatial.prompts import ModelSkills
+from vllm_photon.spatial.prompts import skills_of
 from vllm_photon.spatial.skills import NEEDS_IMAGE, PREFIX, SkillError, parse_extra_args
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
 
 # The key of an engine input under which the renderer leaves the arguments it rendered for.
 RENDERED = "photon_rendered"
@@ -39,41 +42,44 @@ def photon_args(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return {k: v for k, v in (arguments or {}).items() if k.startswith(PREFIX)}
 
 
-def admit(params: SamplingParams, prompt: Any, skills: ModelSkills | None) -> SamplingParams:
-    """The parameters to run with: ``params``, or a copy that carries the prompt's skill.
+def admitted(model_config: ModelConfig, prompt: Any, params: Any) -> Any:
+    """The parameters to run ``prompt`` with: ``params``, or a copy that carries its skill.
 
-    ``prompt`` is an engine input or a raw prompt. VLLMValidationError when the request can't be
-    served by this model or when prompt and parameters disagree.
+    ``prompt`` is an engine input or a raw prompt; parameters other than SamplingParams pass as
+    they are. VLLMValidationError when the model can't serve the request or when prompt and
+    parameters disagree.
     """
-    asked = photon_args(params.extra_args)
-    rendered: dict[str, Any] | None = None
-    if isinstance(prompt, Mapping):
-        rendered = prompt.get(RENDERED)
+    if not isinstance(params, SamplingParams):
+        return params
+    given = photon_args(params.extra_args)
     with bad_request():
-        if skills is None:
-            if asked:
-                raise SkillError("this model has no spatial skills", min(asked))
-            return params
-        if rendered is not None:
-            for name, value in asked.items():
-                if name not in _NOT_RENDERED and rendered.get(name, value) != value:
-                    raise SkillError(
-                        f"{name} is {value!r}, but the chat was rendered with {rendered[name]!r}; "
-                        f"give it in chat_template_kwargs",
-                        name,
-                    )
-                if name not in _NOT_RENDERED and name not in rendered:
-                    raise SkillError(f"give {name} in chat_template_kwargs as well", name)
-            asked = {**rendered, **asked}
+        asked = _combined(given, prompt.get(RENDERED) if isinstance(prompt, Mapping) else None)
         skill = parse_extra_args(asked)
         if skill is None:
             return params
+        skills = skills_of(model_config.hf_config)
+        if skills is None:
+            raise SkillError("this model has no spatial skills", min(asked))
         skills.check(skill)
         is_engine_input = isinstance(prompt, Mapping) and "type" in prompt
         if skill.task in NEEDS_IMAGE and is_engine_input and prompt["type"] != "multimodal":
-            raise SkillError(f"{skill.task} needs an image", "image_url")
-    if asked == photon_args(params.extra_args):
+            raise SkillError(f"the skill {skill.task} needs an image", "image_url")
+    if asked == given:
         return params
     params = params.clone()
     params.extra_args = {**(params.extra_args or {}), **asked}
     return params
+
+
+def _combined(asked: dict[str, Any], rendered: dict[str, Any] | None) -> dict[str, Any]:
+    """Arguments of the sampling parameters and those that the prompt was rendered for."""
+    if rendered is None:
+        return asked
+    for name, value in asked.items():
+        if name not in _NOT_RENDERED and rendered.get(name) != value:
+            raise SkillError(
+                f"{name} is {value!r}, but the prompt was rendered with "
+                f"{rendered.get(name)!r}; give it in chat_template_kwargs",
+                name,
+            )
+    return {**rendered, **asked}

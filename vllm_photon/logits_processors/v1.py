@@ -26,8 +26,8 @@ class SpatialLogitsProcessor(LogitsProcessor):
     Output lists are read in :meth:`apply` and nowhere else: in the two-deep step the last id of a
     list is a placeholder until then. A placeholder in ``apply`` is a GrammarError (invariant I5).
 
-    ``decode_rows`` holds, after each ``apply``, the batch rows in which a sampled coordinate or size
-    has a value and so must become a virtual id.
+    ``decode_rows`` holds, after each ``apply``, the batch rows in which a sampled coordinate or
+    size has a value and so must become a virtual id.
     """
 
     @classmethod
@@ -39,7 +39,9 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self.device = device
         self.decode_rows: list[int] = []
         skills = skills_of(vllm_config.model_config.hf_config)
-        self._classes = skills and TokenClasses(skills.vocab, skills.eos_id, skills.answer_id)
+        if skills is None:
+            raise ValueError("the spatial logits processor is for Moondream only")
+        self._classes = TokenClasses(skills.vocab, skills.eos_id, skills.answer_id)
         # Batch row -> the request's place in its grammar and its list of output ids.
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
 
@@ -53,14 +55,14 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
     ) -> tuple[Cursor, list[int]] | None:
         skill = parse_extra_args(params.extra_args)
-        if skill is None or self._classes is None:
+        if skill is None:
             return None
         return Cursor(self._classes, skill.start, skill.cap), output_ids
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Mask ``logits`` [batch, vocab] in place."""
         self.decode_rows = []
-        if not self._rows or self._classes is None:
+        if not self._rows:
             return logits
         # A row is either cleared but for a few tokens, or keeps all but a few.
         cleared: list[int] = []

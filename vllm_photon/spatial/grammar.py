@@ -10,8 +10,8 @@ and :func:`dense_tables` gives it as integer arrays for code that keeps its stat
 
 The rules are those of the published Moondream code (``moondream.py``): points and boxes alternate
 between fixed kinds of tokens and end at EOS; an answer never holds the answer token; reasoning
-never ends by EOS and never samples a size. One rule is Moondream's engine's: between objects only
-a coordinate or EOS can be sampled, nothing else of the vocabulary.
+never ends by EOS and never samples a size. Two rules are Moondream's engine's: between objects only
+a coordinate or EOS can be sampled, nothing else of the vocabulary; a segment is not constrained.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ class State(IntEnum):
     DETECT_SIZE = 5
     ANSWER = 6
     REASON = 7
-    SEGMENT_X = 8
-    SEGMENT_Y = 9
-    SEGMENT_SIZE = 10
-    SEGMENT_PATH = 11
+    SEGMENT = 8
 
 
 class GrammarError(RuntimeError):
@@ -109,10 +106,9 @@ RULES: dict[State, Rule] = {
         capped=frozenset({_T.ANSWER}),
         decodes=True,
     ),
-    State.SEGMENT_X: Rule({_T.COORD: State.SEGMENT_Y}, decodes=True),
-    State.SEGMENT_Y: Rule({_T.COORD: State.SEGMENT_SIZE}, decodes=True),
-    State.SEGMENT_SIZE: Rule({_T.SIZE: State.SEGMENT_PATH}, decodes=True),
-    State.SEGMENT_PATH: Rule({_T.TEXT: State.SEGMENT_PATH, _T.EOS: State.DONE}),
+    State.SEGMENT: Rule(
+        {c: State.DONE if c is _T.EOS else State.SEGMENT for c in TokenClass}, decodes=True
+    ),
 }
 
 

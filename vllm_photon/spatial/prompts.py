@@ -6,14 +6,17 @@ in the checkpoint's config (``tokenizer.templates``) and otherwise the published
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_photon.spatial.skills import NEEDS_IMAGE, SkillError, SkillParams, Task
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_bin
 
-MODEL_TYPES = ("moondream1", "moondream2", "moondream3")
+# Gives the ids of a text, without special tokens.
+Encode = Callable[[str], list[int]]
+# A question and its answer.
+Turn = tuple[str, str]
 
 _CAPTIONS = {"short": [1, 32708, 2, 12492, 3], "normal": [1, 32708, 2, 6382, 3]}
 _CAPTIONS["long"] = [1, 32708, 2, 4059, 3]
@@ -56,20 +59,14 @@ class ModelSkills:
             raise SkillError("this model can't reason; leave it out", "photon_reasoning")
 
     def prompt_ids(
-        self,
-        params: SkillParams,
-        text: str,
-        has_image: bool,
-        encode: Callable[[str], list[int]],
+        self, params: SkillParams, text: str, has_image: bool, encode: Encode
     ) -> list[int]:
         """The whole prompt: BOS, one id for the image, then the skill's template.
 
-        ``text`` is the object or the question, unused for captions; ``encode`` gives its ids
-        without special tokens. SkillError when an image is missing.
+        For every skill but query, whose prompt is :meth:`chat_ids`. ``text`` is the object,
+        unused for captions. SkillError when an image is missing.
         """
-        if params.task in NEEDS_IMAGE and not has_image:
-            raise SkillError(f"{params.task} needs an image", "image_url")
-        head = [self.bos_id, self.vocab.image_id] if has_image else [self.bos_id]
+        head = self._head(params, has_image)
         template = self.templates[params.task]
         if params.task is Task.CAPTION:
             return head + list(template[params.length])
@@ -80,13 +77,37 @@ class ModelSkills:
             *template["prefix"],
             *self._reference_ids(params),
             *encode(" " + text if spaced else text),
-            *self._ending(params, list(template["suffix"])),
+            *template["suffix"],
         ]
 
-    def _ending(self, params: SkillParams, suffix: list[int]) -> list[int]:
-        if params.task is not Task.QUERY:
-            return suffix
-        if params.reasoning:
+    def chat_ids(
+        self, params: SkillParams, turns: Sequence[Turn], has_image: bool, encode: Encode
+    ) -> list[int]:
+        """The prompt of a conversation: questions and their answers, one block after the other.
+
+        Moondream was not trained on conversations; its engine lays them out in this way too.
+        ``turns`` ends with a question. References belong to the last one.
+        """
+        prefix = self.templates[Task.QUERY]["prefix"]
+        ids = self._head(params, has_image)
+        for question, answer in turns[:-1]:
+            ids += [*prefix, *encode(question), *self._answer_opener(), *encode(answer)]
+        question, _ = turns[-1]
+        ids += [*prefix, *self._reference_ids(params), *encode(question)]
+        return ids + self._answer_opener(params)
+
+    def _head(self, params: SkillParams, has_image: bool) -> list[int]:
+        if has_image:
+            return [self.bos_id, self.vocab.image_id]
+        if params.task in NEEDS_IMAGE or params.spatial_refs:
+            what = f"the skill {params.task}" if params.task in NEEDS_IMAGE else "spatial_refs"
+            raise SkillError(f"{what} needs an image", "image_url")
+        return [self.bos_id]
+
+    def _answer_opener(self, params: SkillParams | None = None) -> list[int]:
+        """What stands between a question and its answer, or its reasoning."""
+        suffix = list(self.templates[Task.QUERY]["suffix"])
+        if params is not None and params.reasoning:
             assert self.thinking_id is not None
             return [self.thinking_id] if self.third else [*suffix, self.thinking_id]
         return suffix if self.third else [*suffix, self.answer_id]
@@ -105,25 +126,21 @@ class ModelSkills:
 
 
 def skills_of(hf_config: Any) -> ModelSkills | None:
-    """What the checkpoint behind a Hugging Face config offers; None when it is no Moondream."""
-    model_type = getattr(hf_config, "model_type", None)
-    if model_type not in MODEL_TYPES:
+    """What the checkpoint behind a Hugging Face config offers; None when it is no Moondream.
+
+    ``hf_config`` is a :class:`vllm_photon.models.hf_config.Moondream2Config` or any other.
+    """
+    if not hasattr(hf_config, "spatial_vocab"):
         return None
-    third = model_type == "moondream3"
-    published: Mapping[str, Any] = getattr(hf_config, "config", None) or {}
-    tokenizer: Mapping[str, Any] = published.get("tokenizer") or {}
-    defaults = {**_TEMPLATES, "segment": _SEGMENT} if third else _TEMPLATES
-    templates = {k: v for k, v in (tokenizer.get("templates") or defaults).items() if v}
+    third = hf_config.text_config.moe is not None
+    tokens = hf_config.tokens
+    published = {**_TEMPLATES, "segment": _SEGMENT} if third else _TEMPLATES
     return ModelSkills(
-        vocab=SpatialVocab(
-            vocab_size=(published.get("text") or {}).get("vocab_size", 51200),
-            coord_id=tokenizer.get("coord_id", 5),
-            size_id=tokenizer.get("size_id", 6),
-        ),
-        templates=templates,
+        vocab=hf_config.spatial_vocab(),
+        templates=tokens.templates or published,
         third=third,
-        bos_id=tokenizer.get("bos_id", 0),
-        eos_id=tokenizer.get("eos_id", 0),
-        answer_id=tokenizer.get("answer_id", 3),
-        thinking_id=tokenizer.get("thinking_id") if tokenizer else 4,
+        bos_id=tokens.bos_id,
+        eos_id=tokens.eos_id,
+        answer_id=tokens.answer_id,
+        thinking_id=tokens.thinking_id,
     )

@@ -81,7 +81,7 @@ class SkillParams:
             Task.CAPTION: State.ANSWER,
             Task.POINT: State.POINT_X,
             Task.DETECT: State.DETECT_X,
-            Task.SEGMENT: State.SEGMENT_X,
+            Task.SEGMENT: State.SEGMENT,
         }[self.task]
 
     @property

@@ -1,0 +1,29 @@
+"""What a chat request asks of Moondream, made visible to the renderer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vllm_photon.entrypoints.admission import bad_request, photon_args
+from vllm_photon.spatial.skills import NEEDS_OBJECT, parse_extra_args
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.renderers.params import ChatParams
+
+
+def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams:
+    """The chat parameters with the skill that the request's ``vllm_xargs`` name.
+
+    A search for objects without a temperature is greedy, as in Moondream's own code; OpenAI's default
+    of 1 would draw the end of the list at random. VLLMValidationError names a wrong argument.
+    """
+    arguments = photon_args({**params.chat_template_kwargs, **(request.vllm_xargs or {})})
+    with bad_request():
+        skill = parse_extra_args(arguments)
+    if skill is None:
+        return params
+    if skill.task in NEEDS_OBJECT and request.temperature is None:
+        request.temperature = 0.0
+    return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})
