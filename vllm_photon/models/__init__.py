@@ -1,4 +1,4 @@
-"""Moondream's models for vLLM, with their region heads."""
+"""Moondream 2 and 3 for vLLM: what is registered, and how to tell them from other models."""
 
 from __future__ import annotations
 
@@ -16,4 +16,20 @@ def is_spatial(model_config: ModelConfig) -> bool:
 
 
 def register() -> None:
-    """Register with vLLM; called from the general plugin."""
+    """Register configuration classes, architectures and their configuration hook; idempotent."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.transformers_utils import config as vllm_hf_config
+
+    from vllm_photon.models import hf_config
+    from vllm_photon.models.config import MoondreamServingConfig
+
+    for config_class in (hf_config.Moondream2Config, hf_config.Moondream3Config):
+        # Entries here win over remote code of the checkpoint, whatever --trust-remote-code says.
+        vllm_hf_config._CONFIG_REGISTRY[config_class.model_type] = config_class
+    for architecture, path in (
+        (hf_config.MOONDREAM2, "vllm_photon.models.moondream2:Moondream2ForCausalLM"),
+        (hf_config.MOONDREAM3, "vllm_photon.models.moondream3:Moondream3ForCausalLM"),
+    ):
+        ModelRegistry.register_model(architecture, path)
+        MODELS_CONFIG_MAP[architecture] = MoondreamServingConfig

@@ -8,7 +8,7 @@ the published default of that generation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from transformers import PretrainedConfig
 
@@ -158,7 +158,7 @@ class Moondream2Config(PretrainedConfig):
     """
 
     model_type = "moondream1"
-    text_defaults: dict[str, Any] = {}
+    text_defaults: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.config = config or {}
@@ -205,7 +205,7 @@ class Moondream3Config(Moondream2Config):
     """``model_type`` of the published Moondream 3, ``moondream3``."""
 
     model_type = "moondream3"
-    text_defaults = {"max_context": 32768, "rope_theta": 1500000.0, "moe": {}}
+    text_defaults: ClassVar[dict[str, Any]] = {"max_context": 32768, "rope_theta": 1500000.0, "moe": {}}
 
     def __init__(self, config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)

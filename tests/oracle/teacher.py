@@ -1,0 +1,100 @@
+"""Runs a checkpoint inside this process on given tokens and reads every position's prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_bin
+
+DATA = Path(__file__).parents[1] / "data" / "oracle"
+STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+
+
+def start(checkpoint: Path, **settings: Any) -> Any:
+    """An in-process engine over stock's worker: the model is under test here, not the steps."""
+    from vllm import LLM
+
+    return LLM(
+        str(checkpoint),
+        **{
+            "worker_cls": STOCK_WORKER,
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 64 << 20,
+            "max_model_len": 2048,
+            "max_num_seqs": 4,
+            "seed": 0,
+            **settings,
+        },
+    )
+
+
+@dataclass
+class Teacher:
+    """``follow`` feeds an answer and gives the model's prediction at each of its positions."""
+
+    llm: Any
+    model: Any = field(init=False)
+    vocab: SpatialVocab = field(init=False)
+    prefix_len: int = field(init=False)
+    hidden: torch.Tensor = field(init=False)
+    encoded: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.model = self.llm.apply_model(lambda model: model)[0]
+        self.vocab = self.model.spatial_vocab
+        self.prefix_len = self.model.config.vision.prefix_len
+        self.model.text.register_forward_hook(self._keep_hidden)
+        self.model.vision.register_forward_hook(self._count_images)
+
+    def _keep_hidden(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        self.hidden = output.detach().clone()
+
+    def _count_images(self, module: Any, inputs: Any, output: list[torch.Tensor]) -> None:
+        self.encoded += len(output)
+
+    def ids(self, fed: list[Any]) -> list[int]:
+        """Token ids of an oracle's fed list."""
+        return [self._id(item) for item in fed]
+
+    def _id(self, item: Any) -> int:
+        if isinstance(item, int):
+            return item
+        if "coord" in item:
+            value = item["coord"]
+            bin_ = self.vocab.coord_bin(value)
+            assert abs(self.vocab.coord_value(bin_) - value) < 1e-6
+            return self.vocab.encode(Coord(bin_))
+        return self.vocab.encode(Size(*(size_bin(side) for side in item["size"])))
+
+    def follow(self, ids: list[int], image: Image.Image | None) -> torch.Tensor:
+        """Hidden states [len(ids), dim] after each of ``ids``, in one prefill."""
+        from vllm import SamplingParams
+
+        start = [0, self.vocab.image_id] if image is not None else []
+        prompt: dict[str, Any] = {"prompt_token_ids": start + ids}
+        if image is not None:
+            prompt["multi_modal_data"] = {"image": image}
+        self.llm.reset_prefix_cache()
+        self.llm.generate(
+            prompt, SamplingParams(temperature=0, max_tokens=1, detokenize=False), use_tqdm=False
+        )
+        skipped = self.prefix_len if image is not None else 0
+        hidden = self.hidden[skipped : skipped + len(ids)]
+        assert len(hidden) == len(ids)
+        return hidden
+
+    def value(self, hidden: torch.Tensor, placeholder: int) -> int:
+        """The virtual id that the region heads read from one hidden state [dim]."""
+        sampled = torch.tensor([[placeholder]])
+        return int(self.model.decode_spatial(hidden[None], sampled))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, dim] to [n, vocab]."""
+        return self.model.compute_logits(hidden)
