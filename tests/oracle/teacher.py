@@ -54,7 +54,8 @@ class Teacher:
         self.model.vision.register_forward_hook(self._count_images)
 
     def _keep_hidden(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
-        self.hidden = output.detach().clone()
+        with torch.inference_mode(False):
+            self.hidden = output.clone()
 
     def _count_images(self, module: Any, inputs: Any, output: list[torch.Tensor]) -> None:
         self.encoded += len(output)
@@ -90,11 +91,13 @@ class Teacher:
         assert len(hidden) == len(ids)
         return hidden
 
+    @torch.no_grad()
     def value(self, hidden: torch.Tensor, placeholder: int) -> int:
         """The virtual id that the region heads read from one hidden state [dim]."""
         sampled = torch.tensor([[placeholder]])
         return int(self.model.decode_spatial(hidden[None], sampled))
 
+    @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, dim] to [n, vocab]."""
         return self.model.compute_logits(hidden)
