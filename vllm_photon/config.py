@@ -27,6 +27,9 @@ class PhotonConfig:
     pipeline: bool = True
     """Keep two steps in flight; false gives vLLM's blocking loop."""
 
+    trace: str | None = None
+    """File for a step trace in Chrome's format, written by the engine core; none by default."""
+
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> PhotonConfig:
         """Read it; ValueError names the key that is wrong and what is allowed."""
@@ -41,6 +44,8 @@ class PhotonConfig:
                 )
             if types[key] == "bool" and not isinstance(value, bool):
                 raise ValueError(f"additional-config: photon.{key} must be true or false")
+            if types[key] == "str | None" and not isinstance(value, str):
+                raise ValueError(f"additional-config: photon.{key} must be a file name")
         return cls(**given)
 
 
@@ -87,7 +92,6 @@ def enable(vllm_config: VllmConfig, *, user_disabled: bool = False) -> None:
     ``user_disabled`` is true when ``--no-async-scheduling`` was given.
     """
     from vllm_photon.executor.executors import pipelined_executor
-    from vllm_photon.models import is_spatial
 
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     if vllm_config.model_config is None:
@@ -101,7 +105,7 @@ def enable(vllm_config: VllmConfig, *, user_disabled: bool = False) -> None:
         parallel.distributed_executor_backend = pipelined_executor(
             parallel.distributed_executor_backend
         )
-    elif scheduler.scheduler_cls is None and is_spatial(vllm_config.model_config):
+    elif scheduler.scheduler_cls is None and vllm_config.model_config.runner_type == "generate":
         scheduler.scheduler_cls = _BLOCKING_SCHEDULER
     _add_processor(vllm_config)
 

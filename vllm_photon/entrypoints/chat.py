@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams:
     """The chat parameters with the skill that the request's ``vllm_xargs`` name.
 
-    A search for objects without a temperature is greedy, as in Moondream's own code; OpenAI's default
-    of 1 would draw the end of the list at random. VLLMValidationError names a wrong argument.
+    A search for objects without a temperature is greedy, as in Moondream's own code; OpenAI's
+    default of 1 would draw the end of the list at random. VLLMValidationError names a wrong
+    argument.
     """
     arguments = photon_args({**params.chat_template_kwargs, **(request.vllm_xargs or {})})
     with bad_request():

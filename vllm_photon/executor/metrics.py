@@ -72,7 +72,7 @@ def page_stem(vllm_config: VllmConfig) -> str:
 class Snapshot:
     """The cells of one page at one moment."""
 
-    cells: memoryview
+    cells: memoryview[float]
 
     def value(self, name: str) -> float:
         return self.cells[CELLS[name]]
@@ -91,11 +91,11 @@ def read_pages(vllm_config: VllmConfig) -> dict[str, Snapshot]:
     stem, pages = page_stem(vllm_config), {}
     for path in Path(tempfile.gettempdir()).glob(f"{stem}*"):
         try:
-            cells = memoryview(path.read_bytes())
+            content = path.read_bytes()
         except FileNotFoundError:  # its engine has just ended
             continue
-        if len(cells) == CELLS["end"] * 8:
-            pages[path.name.removeprefix(stem)] = Snapshot(cells.cast("d"))
+        if len(content) == CELLS["end"] * 8:
+            pages[path.name.removeprefix(stem)] = Snapshot(memoryview(content).cast("d"))
     return pages
 
 

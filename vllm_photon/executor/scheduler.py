@@ -19,15 +19,21 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from vllm_photon.config import PhotonConfig
 from vllm_photon.executor.engine import pipeline_of
+from vllm_photon.executor.metrics import StepMetrics
 from vllm_photon.executor.pipeline import InflightRefs, PipelineError
+from vllm_photon.executor.trace import StepTrace
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from vllm_photon.executor.pipeline import Step, StepPipeline
 
 
 class WholePrefix:
@@ -55,20 +61,69 @@ class WholePrefix:
         )
 
 
-class BlockingScheduler(WholePrefix, Scheduler):
-    """vLLM's scheduler for the blocking loop, with whole image prefixes."""
+class StepRecord:
+    """Mixin: metrics and trace of committed steps, in both loops."""
+
+    vllm_config: VllmConfig
+    pipeline: StepPipeline[SchedulerOutput]
+
+    def _open_records(self) -> None:
+        path = PhotonConfig.of(self.vllm_config).trace
+        if path is not None and (index := self.vllm_config.parallel_config.data_parallel_index):
+            path = f"{path}.{index}"
+        self._metrics = StepMetrics(self.vllm_config) if self.log_stats else None  # type: ignore[attr-defined]
+        self._trace = StepTrace(path) if path is not None else None
+
+    def _record(self, step: Step, mode: str, *, zombies: int = 0, parked: int = 0) -> None:
+        """Record a committed step; ``parked`` is the number of KV blocks held by zombies."""
+        if self._metrics is not None:
+            unfinished = self.has_unfinished_requests()  # type: ignore[attr-defined]
+            self._metrics.committed(step, mode=mode, zombies=zombies, unfinished=unfinished)
+            self._metrics.set("steps_in_flight", len(self.pipeline))
+            self._metrics.set("zombie_blocks", parked)
+        if self._trace is not None:
+            rows = len(step.payload.num_scheduled_tokens)
+            self._trace.committed(step, mode=mode, rows=rows, zombies=zombies)
+
+    def shutdown(self) -> None:
+        super().shutdown()  # type: ignore[misc]
+        for record in (self._metrics, self._trace):
+            if record is not None:
+                record.close()
 
 
-class PhotonScheduler(WholePrefix, AsyncScheduler):
+class BlockingScheduler(StepRecord, WholePrefix, Scheduler):
+    """vLLM's scheduler for the blocking loop, with whole image prefixes and the same records."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pipeline = pipeline_of(self.vllm_config)
+        self._open_records()
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        self.pipeline.finalize(self.pipeline.launch(scheduler_output))
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        self.pipeline.deliver(self.pipeline.steps[0])
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._record(self.pipeline.commit(scheduler_output), "blocking")
+        return outputs
+
+
+class PhotonScheduler(StepRecord, WholePrefix, AsyncScheduler):
     """vLLM's scheduler for two steps in flight, with counted references."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pipeline = pipeline_of(self.vllm_config)
         self.inflight_refs: InflightRefs[Request] = InflightRefs(self.pipeline.depth)
-        self._launched: deque[list[Request]] = deque()
+        self._launched: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._parked: dict[Request, list[KVCacheBlock]] = {}
         self._resetting = False
+        self._open_records()
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -76,7 +131,7 @@ class PhotonScheduler(WholePrefix, AsyncScheduler):
             self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens
         ]
         self.inflight_refs.launch(requests)
-        self._launched.append(requests)
+        self._launched.append((scheduler_output, requests))
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         """Masks of a step; PipelineError if tokens that they depend on are not committed (I4)."""
@@ -90,10 +145,18 @@ class PhotonScheduler(WholePrefix, AsyncScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        self.pipeline.commit(scheduler_output)
-        for request in self.inflight_refs.commit(self._launched.popleft()):
+        oldest, requests = self._launched.popleft()
+        if oldest is not scheduler_output:
+            raise PipelineError(f"commit out of order: {self.pipeline.steps[0]} is older")
+        for request in self.inflight_refs.commit(requests):
             self._release(request)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        zombies = sum(request.is_finished() for request in requests)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        step = self.pipeline.commit(scheduler_output)
+        mode = "constrained" if step.needs_commit else "pipelined"
+        parked = sum(map(len, self._parked.values()))
+        self._record(step, mode, zombies=zombies, parked=parked)
+        return outputs
 
     def _request_blocks_can_be_freed(self, request: Request) -> bool:
         return self._resetting or self.inflight_refs[request] == 0

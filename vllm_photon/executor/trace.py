@@ -28,7 +28,9 @@ class StepTrace:
         """Write the slices of a committed step of ``rows`` requests."""
         times = (step.launched_at, step.finalized_at, step.delivered_at, step.committed_at)
         args = {"step": step.index, "mode": mode, "rows": rows, "zombies": zombies}
-        for name, start, end in zip(("launch", "finalize", "commit"), times, times[1:], strict=False):
+        for name, start, end in zip(
+            ("launch", "finalize", "commit"), times, times[1:], strict=False
+        ):
             event = {
                 "name": name,
                 "ph": "X",

@@ -205,7 +205,11 @@ class Moondream3Config(Moondream2Config):
     """``model_type`` of the published Moondream 3, ``moondream3``."""
 
     model_type = "moondream3"
-    text_defaults: ClassVar[dict[str, Any]] = {"max_context": 32768, "rope_theta": 1500000.0, "moe": {}}
+    text_defaults: ClassVar[dict[str, Any]] = {
+        "max_context": 32768,
+        "rope_theta": 1500000.0,
+        "moe": {},
+    }
 
     def __init__(self, config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)

@@ -75,7 +75,8 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
         ``crops`` and ``tilings`` as the processor made them.
         """
         crops, tilings = kwargs["crops"], kwargs["tilings"]
-        assert isinstance(crops, torch.Tensor) and isinstance(tilings, torch.Tensor)
+        assert isinstance(crops, torch.Tensor)
+        assert isinstance(tilings, torch.Tensor)
         images = self.vision(crops, [(rows, columns) for rows, columns in tilings.tolist()])
         bos = self.text.wte(torch.full((1,), self.config.tokens.bos_id, device=crops.device))
         return [torch.cat((bos, image)) for image in images]

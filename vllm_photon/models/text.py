@@ -43,9 +43,7 @@ class TextAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.qkv",
         )
-        self.proj = RowParallelLinear(
-            dim, dim, quant_config=quant_config, prefix=f"{prefix}.proj"
-        )
+        self.proj = RowParallelLinear(dim, dim, quant_config=quant_config, prefix=f"{prefix}.proj")
         self.n_heads = config.num_attention_heads // tp_size
         self.n_kv_heads = max(1, config.num_key_value_heads // tp_size)
         self.split = [

@@ -56,9 +56,7 @@ class VisionAttention(nn.Module):
         self.qkv = QKVParallelLinear(
             dim, head_dim, n_heads, quant_config=quant_config, prefix=f"{prefix}.qkv"
         )
-        self.proj = RowParallelLinear(
-            dim, dim, quant_config=quant_config, prefix=f"{prefix}.proj"
-        )
+        self.proj = RowParallelLinear(dim, dim, quant_config=quant_config, prefix=f"{prefix}.proj")
         self.attn = MMEncoderAttention(
             num_heads=n_heads // get_tensor_model_parallel_world_size(),
             head_size=head_dim,

@@ -1,0 +1,223 @@
+"""The wire form of Moondream's HTTP interface: what each endpoint takes and answers.
+
+The shapes are those of the ``moondream`` Python client (2.6), which talks to its cloud and to a
+local server alike. Every request becomes a chat request, so that models, adapters, image limits,
+logging and metrics are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMValidationError
+
+from vllm_photon.entrypoints.admission import bad_request
+from vllm_photon.spatial.skills import MAX_OBJECTS, Length, Task, clean_object, parse_refs
+
+# What Moondream's engine uses when a request leaves them out.
+TEXT_TEMPERATURE = 0.2
+TEXT_TOP_P = 0.9
+MAX_TOKENS = 768
+
+
+class Settings(BaseModel):
+    """How to sample. ``max_objects`` is for point and detect."""
+
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, strict=True)
+    max_objects: int | None = Field(None, ge=1, le=MAX_OBJECTS, strict=True)
+
+
+class SkillRequest(BaseModel):
+    """What all endpoints take; each names its skill and adds its own fields."""
+
+    model_config = ConfigDict(extra="ignore")
+    task: ClassVar[Task]
+    streams: ClassVar[bool] = False
+
+    model: str | None = Field(
+        None, description="The served model or adapter; the only one if left out"
+    )
+    settings: Settings = Field(default_factory=lambda: Settings())
+    image_url: str | None = Field(
+        min_length=1, description="An http(s) address or data:image/jpeg;base64,…"
+    )
+
+    @property
+    def wants_stream(self) -> bool:
+        """Whether the answer is to come in pieces."""
+        return self.streams and bool(getattr(self, "stream", False))
+
+    def text(self) -> str:
+        """The object or question."""
+        return ""
+
+    def arguments(self) -> dict[str, Any]:
+        """The skill's arguments, as ``vllm_xargs``."""
+        return {"photon_task": str(self.task)}
+
+    def chat_request(self) -> ChatCompletionRequest:
+        """The same request to the chat endpoint."""
+        content: list[dict[str, Any]] = []
+        if self.image_url is not None:
+            content.append({"type": "image_url", "image_url": {"url": self.image_url}})
+        content.append({"type": "text", "text": self.text()})
+        greedy = self.task not in (Task.QUERY, Task.CAPTION)
+        settings = self.settings
+        return ChatCompletionRequest(
+            model=self.model,
+            messages=[{"role": "user", "content": content}],
+            stream=self.wants_stream,
+            temperature=_or(settings.temperature, 0.0 if greedy else TEXT_TEMPERATURE),
+            top_p=_or(settings.top_p, 1.0 if greedy else TEXT_TOP_P),
+            max_completion_tokens=_or(
+                settings.max_tokens, None if self.task is Task.DETECT else MAX_TOKENS
+            ),
+            vllm_xargs=self.arguments(),
+            return_token_ids=True,
+        )
+
+
+class _ObjectRequest(SkillRequest):
+    image_url: str = Field(min_length=1)
+    object: str = Field(description="What to look for")
+
+    @field_validator("object")
+    @classmethod
+    def _not_blank(cls, value: str) -> str:
+        with bad_request():
+            return clean_object(value, "object")
+
+    def text(self) -> str:
+        return self.object
+
+
+class _References(BaseModel):
+    spatial_refs: list[list[float]] | None = Field(
+        None, description="Points [x, y] and boxes [x_min, y_min, x_max, y_max], each in [0, 1]"
+    )
+
+    @field_validator("spatial_refs")
+    @classmethod
+    def _in_image(cls, value: list[list[float]] | None) -> list[list[float]] | None:
+        with bad_request():
+            return value and [list(ref) for ref in parse_refs(value, "spatial_refs")]
+
+    def reference_arguments(self) -> dict[str, Any]:
+        """As ``vllm_xargs``, which hold no nested lists."""
+        return {"photon_spatial_refs": json.dumps(self.spatial_refs)} if self.spatial_refs else {}
+
+
+class PointRequest(_ObjectRequest, _References):
+    """Where is each of them?"""
+
+    task = Task.POINT
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), **_max_objects(self), **self.reference_arguments()}
+
+
+class DetectRequest(_ObjectRequest):
+    """Which box holds each of them?"""
+
+    task = Task.DETECT
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), **_max_objects(self)}
+
+
+class CaptionRequest(SkillRequest):
+    """What does the image show?"""
+
+    task = Task.CAPTION
+    streams = True
+
+    image_url: str = Field(min_length=1)
+    length: Length = Length.NORMAL
+    stream: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "photon_length": str(self.length)}
+
+
+class QueryRequest(SkillRequest, _References):
+    """An answer to a question, about an image or not."""
+
+    task = Task.QUERY
+    streams = True
+
+    image_url: str | None = Field(None, min_length=1)
+    question: str
+    stream: bool = False
+
+    @field_validator("question")
+    @classmethod
+    def _not_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise VLLMValidationError("question is blank", parameter="question")
+        return value
+
+    def text(self) -> str:
+        return self.question
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), **self.reference_arguments()}
+
+
+def _max_objects(request: SkillRequest) -> dict[str, Any]:
+    wanted = request.settings.max_objects
+    return {} if wanted is None else {"photon_max_objects": wanted}
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+class _Reply(BaseModel):
+    request_id: str
+    finish_reason: str | None = Field(description="stop, or length when the answer was cut")
+    usage: dict[str, Any]
+
+
+class Point(BaseModel):
+    """A point, as shares of the image sides."""
+
+    x: float
+    y: float
+
+
+class Box(BaseModel):
+    """A box, as shares of the image sides."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class PointReply(_Reply):
+    """The points found, maybe none."""
+
+    points: list[Point]
+
+
+class DetectReply(_Reply):
+    """The boxes found, maybe none."""
+
+    objects: list[Box]
+
+
+class CaptionReply(_Reply):
+    """A description."""
+
+    caption: str
+
+
+class QueryReply(_Reply):
+    """An answer."""
+
+    answer: str
