@@ -2,30 +2,37 @@
 
 A virtual id is at or above the vocabulary size V (:mod:`vllm_photon.spatial.tokens`), so no tensor
 of width V may ever be indexed by one (I10). On model runner V1 that happens in three places of the
-sampler; :class:`SpatialSampler` covers them.
+sampler; :class:`SpatialSampler` covers them. Model runner V2's places are in
+:mod:`vllm_photon.worker.guards_v2`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from vllm.v1.sample.sampler import Sampler
+
+from vllm_photon.spatial.tokens import COORD_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm.v1.outputs import LogprobsTensors, SamplerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
     from vllm_photon.models.interfaces import SupportsSpatial
+    from vllm_photon.spatial.tokens import SpatialVocab
+
+    AnyOutput: TypeAlias = SamplerOutput | SamplerOutputV2
 
 
 def decode_rows(
     model: SupportsSpatial,
     hidden_states: torch.Tensor,
-    output: SamplerOutput,
+    output: AnyOutput,
     rows: Sequence[int],
 ) -> None:
     """Replace, in place, the placeholders sampled in ``rows`` by virtual ids.
@@ -38,10 +45,32 @@ def decode_rows(
     index = torch.tensor(rows, device=hidden_states.device)
     sampled = output.sampled_token_ids
     sampled[index] = model.decode_spatial(hidden_states[index], sampled[index])
+    _rename_sampled(output)
+
+
+def decode_masked(
+    model: SupportsSpatial, hidden_states: torch.Tensor, output: AnyOutput, mask: torch.Tensor
+) -> None:
+    """As :func:`decode_rows`, for the rows of a device mask, bool [n]; no host wait."""
+    sampled = output.sampled_token_ids
+    sampled.copy_(torch.where(mask[:, None], model.decode_spatial(hidden_states, sampled), sampled))
+    _rename_sampled(output)
+
+
+def _rename_sampled(output: AnyOutput) -> None:
     logprobs = output.logprobs_tensors
     if logprobs is not None and logprobs.logprob_token_ids.numel():
-        ids = logprobs.logprob_token_ids
-        ids[index, 0] = sampled[index, 0].to(ids.dtype)
+        logprobs.logprob_token_ids[:, 0] = output.sampled_token_ids[:, 0]
+
+
+def placeholders(vocab: SpatialVocab, ids: torch.Tensor) -> torch.Tensor:
+    """What the language model sampled for each id of ``ids``: virtual ids back to coord and size.
+
+    Any shape; the result has the same shape and dtype. Stays on the device.
+    """
+    offset = ids - vocab.vocab_size
+    virtual = torch.where(offset < COORD_BINS, vocab.coord_id, vocab.size_id)
+    return torch.where(offset < 0, ids, virtual.to(ids.dtype))
 
 
 class SpatialSampler(Sampler):

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from vllm_photon import compat
 from vllm_photon.config import mode_line
+from vllm_photon.worker.slots import DecodeSlots
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 elif current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -30,7 +36,8 @@ class PhotonWorker(PlatformWorker):
     """Whether a step's tokens are on the host when the step returns.
 
     They are on a CPU. The runner then needs no placeholders and the worker process no thread that
-    waits for a copy: only the engine core's loop is two steps deep.
+    waits for a copy: only the engine core's loop is two steps deep. Model runner V2 hands out its
+    tokens later on every platform.
     """
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
@@ -41,17 +48,39 @@ class PhotonWorker(PlatformWorker):
             )
         if kwargs.get("rank", args[1] if len(args) > 1 else 0) == 0:
             logger.info("%s", mode_line(vllm_config))
+        self._slots = DecodeSlots(vllm_config.max_concurrent_batches)
+        if vllm_config.use_v2_model_runner:
+            self.outputs_ready_at_return = False
         if vllm_config.scheduler_config.async_scheduling and self.outputs_ready_at_return:
             vllm_config = _without_placeholders(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        from vllm_photon.worker.runner_v1 import adapted
+        adapted: Callable[[type], type]
+        if self.use_v2_model_runner:
+            from vllm_photon.worker.runner_v2 import adapted
+        else:
+            from vllm_photon.worker.runner_v1 import adapted
 
         runner: Any = self.model_runner
         runner.__class__ = adapted(runner.__class__)
         runner.attach()
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        output = super().sample_tokens(grammar_output)
+        if isinstance(output, AsyncModelRunnerOutput) and self._is_read:
+            return self._slots.launch(output)
+        return output
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the executor reads this worker's outputs: one worker's of the last stage."""
+        parallel = self.parallel_config
+        stage = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        return self.rank == parallel.world_size - stage
 
 
 def _without_placeholders(vllm_config: VllmConfig) -> VllmConfig:

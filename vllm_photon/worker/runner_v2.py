@@ -1,0 +1,102 @@
+"""Model runner V2 (``v1/worker/gpu/model_runner.py``, the default on GPUs), adapted.
+
+Adds the finalize stage after sampling, and the guards that vLLM's sampling needs beside requests
+that hold virtual ids. Nothing here waits for the device: the rows to decode are a device mask.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vllm_photon.logits_processors.v2 import SpatialLogitsProcessor
+from vllm_photon.models.interfaces import SupportsSpatial
+from vllm_photon.worker.finalize import decode_masked, placeholders
+from vllm_photon.worker.guards_v2 import guard
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+
+class RunnerV2Mixin:
+    """What is added in front of vLLM's runner class."""
+
+    model: Any
+    req_states: Any
+    sampler: Any
+    _spatial: SpatialLogitsProcessor | None
+
+    def attach(self) -> None:
+        """Finish what the runner's own constructor began; called once, with the model loaded."""
+        self._spatial = None
+        # Only the last rank of a pipeline samples; the others are sent what it sampled.
+        if isinstance(self.model, SupportsSpatial) and self.sampler is not None:
+            (self._spatial,) = (
+                processor
+                for processor in self.sampler.logits_processors
+                if isinstance(processor, SpatialLogitsProcessor)
+            )
+            guard(
+                self.sampler,
+                self.prompt_logprobs_worker,  # type: ignore[attr-defined]
+                self.model.spatial_vocab.vocab_size,
+            )
+
+    def sample(
+        self,
+        hidden_states: torch.Tensor,
+        input_batch: InputBatch,
+        grammar_output: GrammarOutput | None,
+    ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
+        spatial = self._spatial
+        if spatial is not None:
+            spatial.decode_mask = None  # The processors don't run in a step that needs none.
+        output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
+            hidden_states, input_batch, grammar_output
+        )
+        if spatial is not None and spatial.decode_mask is not None:
+            decode_masked(
+                self.model, hidden_states[input_batch.logits_indices], output, spatial.decode_mask
+            )
+        return output, num_sampled, num_rejected
+
+    def postprocess_sampled(
+        self,
+        idx_mapping: torch.Tensor,
+        sampled_tokens: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        query_start_loc: torch.Tensor | None = None,
+    ) -> None:
+        """As vLLM's, whose kernel counts each sampled id in a row as wide as the vocabulary.
+
+        It is given the placeholders; the virtual ids are written over them afterwards.
+        ``sampled_tokens`` is [n, 1], ``num_sampled`` [n] is 0 for rows of unfinished prefills.
+        """
+        if self._spatial is None:
+            super().postprocess_sampled(  # type: ignore[misc]
+                idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc
+            )
+            return
+        raw = placeholders(self.model.spatial_vocab, sampled_tokens)
+        super().postprocess_sampled(  # type: ignore[misc]
+            idx_mapping, raw, num_sampled, num_rejected, query_start_loc
+        )
+        slots, emitted = idx_mapping.long(), num_sampled > 0
+        last = self.req_states.last_sampled_tokens
+        history = self.req_states.all_token_ids.gpu
+        end = self.req_states.total_len.gpu[slots].long() - 1
+        for tokens, at in ((last, torch.zeros_like(slots)), (history, end)):
+            tokens[slots, at] = torch.where(
+                emitted, sampled_tokens[:, 0].to(tokens.dtype), tokens[slots, at]
+            )
+
+
+@cache
+def adapted(runner_cls: type) -> type:
+    """The platform's runner class with ours in front of it."""
+    return type(f"Photon{runner_cls.__name__}", (RunnerV2Mixin, runner_cls), {})
