@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_photon.entrypoints.admission import bad_request, photon_args
-from vllm_photon.spatial.skills import NEEDS_OBJECT, parse_extra_args
+from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, parse_extra_args
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -23,8 +23,10 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
     arguments = photon_args({**params.chat_template_kwargs, **(request.vllm_xargs or {})})
     with bad_request():
         skill = parse_extra_args(arguments)
-    if skill is None:
-        return params
+        if skill is None:
+            return params
+        if skill.is_spatial and request.use_beam_search:
+            raise SkillError(f"the skill {skill.task} has no beam search", "use_beam_search")
     if skill.task in NEEDS_OBJECT and request.temperature is None:
         request.temperature = 0.0
     return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})

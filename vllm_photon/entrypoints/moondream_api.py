@@ -24,7 +24,9 @@ from vllm.entrypoints.serve.utils.api_utils import (
     with_cancellation,
 )
 
+from vllm_photon.config import is_photon
 from vllm_photon.entrypoints import wire
+from vllm_photon.entrypoints.metrics import serve_metrics
 from vllm_photon.spatial.prompts import skills_of
 
 MIDDLEWARE = f"{__name__}.MoondreamAuth"
@@ -88,13 +90,11 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def _route(router: APIRouter, endpoint: Endpoint) -> None:
-    @with_cancellation
-    @load_aware_call
     async def handle(request: Any, raw_request: Request) -> Response:
         return await _serve(endpoint, request, raw_request)
 
     # FastAPI reads the body's type from the annotation.
-    handle.__annotations__ = {"request": endpoint.request, "raw_request": Request}
+    handle.__annotations__.update(request=endpoint.request, raw_request=Request)
     handle.__doc__ = endpoint.request.__doc__
     errors = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
     router.post(
@@ -106,7 +106,7 @@ def _route(router: APIRouter, endpoint: Endpoint) -> None:
             200: {"model": endpoint.reply},
             **{status.value: {"model": ErrorResponse} for status in errors},
         },
-    )(handle)
+    )(with_cancellation(load_aware_call(handle)))
 
 
 class MoondreamAuth:
@@ -150,7 +150,9 @@ class PhotonEndpoints:
             app.state.args.middleware.append(MIDDLEWARE)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Take the routes away again when the served model is no Moondream."""
+        """Serve the step metrics; take the routes away again when the model is no Moondream."""
+        if is_photon(engine_client.vllm_config):
+            serve_metrics(engine_client.vllm_config)
         if self._app is None or skills_of(engine_client.model_config.hf_config) is not None:
             return
         routes = self._app.router.routes

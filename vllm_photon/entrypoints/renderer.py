@@ -31,6 +31,16 @@ from vllm_photon.spatial.skills import (
     parse_extra_args,
 )
 
+# What fetching and decoding raise; RuntimeError is vLLM's answer to a local path not allowed.
+_IMAGE_ERRORS = (
+    ValueError,
+    TypeError,
+    OSError,
+    RuntimeError,
+    ClientError,
+    DecompressionBombError,
+)
+
 
 class PhotonRenderer(HfRenderer):
     """Renderer mode ``photon``; the skill comes from ``chat_template_kwargs``."""
@@ -143,7 +153,7 @@ def _bad_image() -> Iterator[None]:
         yield
     except VLLMValidationError:
         raise
-    except (ValueError, TypeError, OSError, ClientError, DecompressionBombError) as error:
+    except _IMAGE_ERRORS as error:
         raise VLLMValidationError(
             f"the image can't be used: {error}", parameter="image_url"
         ) from error

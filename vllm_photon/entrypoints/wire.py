@@ -26,10 +26,10 @@ MAX_TOKENS = 768
 class Settings(BaseModel):
     """How to sample. ``max_objects`` is for point and detect."""
 
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, strict=True)
-    max_objects: int | None = Field(None, ge=1, le=MAX_OBJECTS, strict=True)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1, strict=True)
+    max_objects: int | None = Field(default=None, ge=1, le=MAX_OBJECTS, strict=True)
 
 
 class SkillRequest(BaseModel):
@@ -40,9 +40,9 @@ class SkillRequest(BaseModel):
     streams: ClassVar[bool] = False
 
     model: str | None = Field(
-        None, description="The served model or adapter; the only one if left out"
+        default=None, description="The served model or adapter; the only one if left out"
     )
-    settings: Settings = Field(default_factory=lambda: Settings())
+    settings: Settings = Field(default_factory=Settings)
     image_url: str | None = Field(
         min_length=1, description="An http(s) address or data:image/jpeg;base64,…"
     )
@@ -98,7 +98,8 @@ class _ObjectRequest(SkillRequest):
 
 class _References(BaseModel):
     spatial_refs: list[list[float]] | None = Field(
-        None, description="Points [x, y] and boxes [x_min, y_min, x_max, y_max], each in [0, 1]"
+        default=None,
+        description="Points [x, y] and boxes [x_min, y_min, x_max, y_max], each in [0, 1]",
     )
 
     @field_validator("spatial_refs")
@@ -150,7 +151,7 @@ class QueryRequest(SkillRequest, _References):
     task = Task.QUERY
     streams = True
 
-    image_url: str | None = Field(None, min_length=1)
+    image_url: str | None = Field(default=None, min_length=1)
     question: str
     stream: bool = False
 

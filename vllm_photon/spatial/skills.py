@@ -185,7 +185,7 @@ def clean_object(text: str, field: str) -> str:
     """The object to look for, stripped; SkillError when nothing is left."""
     stripped = text.strip()
     if not stripped:
-        raise SkillError(f"{field} must name what to look for, it is blank", field)
+        raise SkillError(f"{field}: the object to look for is blank", field)
     return stripped
 
 
