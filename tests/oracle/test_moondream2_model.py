@@ -16,7 +16,10 @@ MASKED = json.loads((MD2 / "oracle_masked.json").read_text())
 PLAIN = json.loads((MD2 / "oracle.json").read_text())
 MAX_OBJECTS = 4
 SPATIAL = [
-    (entry["image"], key) for entry in MASKED for key in entry if key.startswith(("point", "detect"))
+    (entry["image"], key)
+    for entry in MASKED
+    for key in entry
+    if key.startswith(("point", "detect"))
 ]
 
 
@@ -85,9 +88,7 @@ def test_reasoning(teacher: Teacher, image: int) -> None:
         assert (teacher.value(hidden[at], 5) if token == 5 else token) == ids[at + 1]
 
 
-def check_answer(
-    teacher: Teacher, fed: list[Any], first: int, image: Image.Image | None
-) -> None:
+def check_answer(teacher: Teacher, fed: list[Any], first: int, image: Image.Image | None) -> None:
     ids = teacher.ids(fed)
     logits = teacher.logits(teacher.follow(ids, image))
     logits[first + 1 :, 3] = -torch.inf

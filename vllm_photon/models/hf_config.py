@@ -165,6 +165,7 @@ class Moondream2Config(PretrainedConfig):
         self.text_config = MoondreamTextConfig(
             **{**self.text_defaults, **self.config.get("text", {})}
         )
+        kwargs.pop("text_config", None)  # In a saved configuration; ``config`` says the same.
         super().__init__(**kwargs)
         self.architectures = [MOONDREAM2 if self.text_config.moe is None else MOONDREAM3]
         self.is_mm_prefix_lm = True
