@@ -3,7 +3,8 @@
 vLLM sends a fixed set of statistics between the two, with no room for others. Ours go through a
 *page*: a small file of float64 cells in the temporary directory that the engine core maps and
 adds to, and that the API server reads when ``/metrics`` is scraped. Adding costs one store a cell,
-no system call and no message; the file goes when the engine does.
+no system call and no message. The file goes when the engine does; the page of a killed engine is
+known by its lock, which nobody holds, and goes when the next engine starts.
 
 The page is found by the configuration's ``instance_id`` and the engine's data-parallel index, so
 only engines on the API server's own host are seen.
@@ -11,11 +12,13 @@ only engines on the API server's own host are seen.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
 import weakref
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +50,7 @@ GAUGES = {
     "steps_in_flight": "Steps launched and not committed.",
     "zombie_blocks": "KV blocks of finished or preempted requests that a step in flight may write.",
 }
+_PREFIX = f"vllm-photon-{os.getuid()}-"
 _HISTOGRAM_CELLS = len(BUCKETS) + 2  # one bucket more for the rest, then the sum
 
 
@@ -65,7 +69,14 @@ CELLS = _layout()
 
 def page_stem(vllm_config: VllmConfig) -> str:
     """What the names of this deployment's pages begin with; the engine's index follows."""
-    return f"vllm-photon-{os.getuid()}-{vllm_config.instance_id}-"
+    return f"{_PREFIX}{vllm_config.instance_id}-"
+
+
+def _remove_stale_pages() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +116,11 @@ class StepMetrics:
     def __init__(self, vllm_config: VllmConfig) -> None:
         index = vllm_config.parallel_config.data_parallel_index
         path = Path(tempfile.gettempdir()) / f"{page_stem(vllm_config)}{index}"
-        path.write_bytes(bytes(CELLS["end"] * 8))
-        with path.open("r+b") as file:
-            self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+        _remove_stale_pages()
+        self._file = path.open("w+b")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.truncate(CELLS["end"] * 8)
+        self._cells = memoryview(mmap.mmap(self._file.fileno(), 0)).cast("d")
         self._finalizer = weakref.finalize(self, path.unlink, missing_ok=True)
         self._delivered_at = 0.0
         self._unfinished = False
