@@ -62,17 +62,7 @@ class Teacher:
 
     def ids(self, fed: list[Any]) -> list[int]:
         """Token ids of an oracle's fed list."""
-        return [self._id(item) for item in fed]
-
-    def _id(self, item: Any) -> int:
-        if isinstance(item, int):
-            return item
-        if "coord" in item:
-            value = item["coord"]
-            bin_ = self.vocab.coord_bin(value)
-            assert abs(self.vocab.coord_value(bin_) - value) < 1e-6
-            return self.vocab.encode(Coord(bin_))
-        return self.vocab.encode(Size(*(size_bin(side) for side in item["size"])))
+        return fed_ids(self.vocab, fed)
 
     def follow(self, ids: list[int], image: Image.Image | None) -> torch.Tensor:
         """Hidden states [len(ids), dim] after each of ``ids``, in one prefill."""
@@ -101,3 +91,18 @@ class Teacher:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, dim] to [n, vocab]."""
         return self.model.compute_logits(hidden)
+
+
+def fed_ids(vocab: SpatialVocab, fed: list[Any]) -> list[int]:
+    """Token ids of an oracle's fed list, values as virtual ids."""
+
+    def id_of(item: Any) -> int:
+        if isinstance(item, int):
+            return item
+        if "coord" in item:
+            bin_ = vocab.coord_bin(item["coord"])
+            assert abs(vocab.coord_value(bin_) - item["coord"]) < 1e-6
+            return vocab.encode(Coord(bin_))
+        return vocab.encode(Size(*(size_bin(side) for side in item["size"])))
+
+    return [id_of(item) for item in fed]

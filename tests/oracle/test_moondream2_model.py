@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.oracle.teacher import DATA, Teacher, start
+from tests.oracle.teacher import DATA, Teacher
 
 MD2 = DATA / "md2"
 MASKED = json.loads((MD2 / "oracle_masked.json").read_text())
@@ -23,9 +23,9 @@ SPATIAL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def teacher() -> Teacher:
-    return Teacher(start(MD2))
+@pytest.fixture
+def teacher(moondream2: Teacher) -> Teacher:
+    return moondream2
 
 
 def picture(index: int) -> Image.Image:
