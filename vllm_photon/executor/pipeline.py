@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
@@ -92,7 +92,7 @@ class StepPipeline(Generic[Payload]):
         """
         if not self._free_slots:
             raise PipelineError(
-                f"launch of step {self._launched}: both slots are taken by "
+                f"launch of step {self._launched}: every slot is taken, by "
                 + ", ".join(map(str, self._steps))
             )
         if self._steps and self._steps[-1].phase is Phase.LAUNCHED:
@@ -159,21 +159,22 @@ class InflightRefs(Generic[Request]):
     def __len__(self) -> int:
         return len(self._refs)
 
-    def launch(self, requests: Iterable[Request]) -> None:
-        """Add one reference to each request of a launched step."""
+    def launch(self, requests: Collection[Request]) -> None:
+        """Add one reference to each of the distinct requests of a launched step."""
         for request in requests:
-            refs = self._refs.get(request, 0) + 1
-            if refs > self.depth:
-                raise PipelineError(f"launch: {request!r} would be in {refs} steps at once")
-            self._refs[request] = refs
+            if self[request] >= self.depth:
+                raise PipelineError(f"launch: {request!r} is in {self.depth} steps already")
+        for request in requests:
+            self._refs[request] = self[request] + 1
 
-    def commit(self, requests: Iterable[Request]) -> list[Request]:
+    def commit(self, requests: Collection[Request]) -> list[Request]:
         """Drop one reference from each; returns those that are now in no step."""
+        for request in requests:
+            if not self[request]:
+                raise PipelineError(f"commit: {request!r} is in no step in flight")
         released = []
         for request in requests:
-            refs = self._refs.get(request, 0) - 1
-            if refs < 0:
-                raise PipelineError(f"commit: {request!r} is in no step in flight")
+            refs = self[request] - 1
             if refs:
                 self._refs[request] = refs
             else:

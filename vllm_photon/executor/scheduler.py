@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_photon.config import PhotonConfig
+from vllm_photon.executor.encoder_cache import HeldEncoderCache
 from vllm_photon.executor.engine import pipeline_of
 from vllm_photon.executor.metrics import StepMetrics
 from vllm_photon.executor.pipeline import InflightRefs, PipelineError
@@ -116,6 +118,8 @@ class BlockingScheduler(StepRecord, WholePrefix, Scheduler):
 class PhotonScheduler(StepRecord, WholePrefix, AsyncScheduler):
     """vLLM's scheduler for two steps in flight, with counted references."""
 
+    encoder_cache_manager: EncoderCacheManager
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pipeline = pipeline_of(self.vllm_config)
@@ -123,7 +127,14 @@ class PhotonScheduler(StepRecord, WholePrefix, AsyncScheduler):
         self._launched: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._parked: dict[Request, list[KVCacheBlock]] = {}
         self._resetting = False
+        if type(self.encoder_cache_manager) is EncoderCacheManager:
+            self.encoder_cache_manager = HeldEncoderCache(
+                self.encoder_cache_manager.cache_size, self._newest_step
+            )
         self._open_records()
+
+    def _newest_step(self) -> Step[SchedulerOutput] | None:
+        return self.pipeline.steps[-1] if self.pipeline else None
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -150,13 +161,26 @@ class PhotonScheduler(StepRecord, WholePrefix, AsyncScheduler):
             raise PipelineError(f"commit out of order: {self.pipeline.steps[0]} is older")
         for request in self.inflight_refs.commit(requests):
             self._release(request)
+        self._drop_replaced(scheduler_output, requests)
         zombies = sum(request.is_finished() for request in requests)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         step = self.pipeline.commit(scheduler_output)
+        if isinstance(self.encoder_cache_manager, HeldEncoderCache):
+            self.encoder_cache_manager.release(step)
         mode = "constrained" if step.needs_commit else "pipelined"
         parked = sum(map(len, self._parked.values()))
         self._record(step, mode, zombies=zombies, parked=parked)
         return outputs
+
+    def _drop_replaced(self, scheduler_output: SchedulerOutput, launched: list[Request]) -> None:
+        """Take out the rows of zombies whose id already belongs to a new request (I7).
+
+        vLLM finds the request of a row by its id alone and would give the new one their tokens.
+        """
+        for request in launched:
+            request_id = request.request_id
+            if self.requests.get(request_id, request) is not request:
+                del scheduler_output.num_scheduled_tokens[request_id]
 
     def _request_blocks_can_be_freed(self, request: Request) -> bool:
         return self._resetting or self.inflight_refs[request] == 0

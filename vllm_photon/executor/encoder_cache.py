@@ -1,0 +1,57 @@
+"""Encoder outputs stay put while a step in flight may read them.
+
+vLLM gives an image's encoder output back when its request is done with it *as scheduled*; a step
+in flight may still have to read, or even write, that entry, and only the order of the worker's work
+protects it. Here the newest step in flight takes over the reference and drops it at its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from vllm_photon.executor.pipeline import Step
+
+
+class HeldEncoderCache(EncoderCacheManager):
+    """vLLM's manager with references of steps beside those of requests.
+
+    ``newest_step`` gives the newest step in flight, or None.
+    """
+
+    def __init__(self, cache_size: int, newest_step: Callable[[], Step[Any] | None]) -> None:
+        super().__init__(cache_size)
+        self._newest_step = newest_step
+        self._held: dict[Step[Any], set[str]] = {}
+
+    def free_encoder_input(self, request: Request, input_id: int) -> None:
+        step = self._newest_step()
+        mm_hash = request.mm_features[input_id].identifier
+        if step is not None and self.cached.get(mm_hash):
+            self._held.setdefault(step, set()).add(mm_hash)
+            self.cached[mm_hash].add(_holder(step))
+        super().free_encoder_input(request, input_id)
+
+    def release(self, step: Step[Any]) -> None:
+        """Drop the references of a committed step; entries without any become evictable."""
+        for mm_hash in self._held.pop(step, ()):
+            references = self.cached[mm_hash]
+            references.discard(_holder(step))
+            if not references:
+                embeds = self.num_embeds_by_hash[mm_hash]
+                self.freeable[mm_hash] = embeds
+                self.num_freeable_slots += embeds
+
+    def reset(self) -> None:
+        super().reset()
+        self._held.clear()
+
+
+def _holder(step: Step[Any]) -> str:
+    """What stands for a step among request ids."""
+    return f"photon step {step.index}"
