@@ -20,6 +20,7 @@ from vllm_photon.spatial.skills import NEEDS_IMAGE, PREFIX, SkillError, parse_ex
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
+    from vllm.renderers import BaseRenderer
 
 # The key of an engine input under which the renderer leaves the arguments it rendered for.
 RENDERED = "photon_rendered"
@@ -52,8 +53,11 @@ def admitted(model_config: ModelConfig, prompt: Any, params: Any) -> Any:
     if not isinstance(params, SamplingParams):
         return params
     given = photon_args(params.extra_args)
+    rendered = prompt.get(RENDERED) if isinstance(prompt, Mapping) else None
     with bad_request():
-        asked = _combined(given, prompt.get(RENDERED) if isinstance(prompt, Mapping) else None)
+        if rendered is not None:
+            _check_rendered(given, rendered)
+        asked = {**(rendered or {}), **given}
         skill = parse_extra_args(asked)
         if skill is None:
             return params
@@ -71,15 +75,49 @@ def admitted(model_config: ModelConfig, prompt: Any, params: Any) -> Any:
     return params
 
 
-def _combined(asked: dict[str, Any], rendered: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of the sampling parameters and those that the prompt was rendered for."""
-    if rendered is None:
-        return asked
-    for name, value in asked.items():
+def _check_rendered(given: Mapping[str, Any], rendered: Mapping[str, Any]) -> None:
+    """SkillError when the sampling parameters ask for another prompt than was rendered."""
+    for name, value in given.items():
         if name not in _NOT_RENDERED and rendered.get(name) != value:
             raise SkillError(
                 f"{name} is {value!r}, but the prompt was rendered with "
                 f"{rendered.get(name)!r}; give it in chat_template_kwargs",
                 name,
             )
-    return {**rendered, **asked}
+
+
+def combined(xargs: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Our arguments from ``vllm_xargs`` and ``chat_template_kwargs``; SkillError if they differ."""
+    ours, others = photon_args(xargs), photon_args(kwargs)
+    for name in sorted(ours.keys() & others.keys()):
+        if ours[name] != others[name]:
+            raise SkillError(
+                f"{name} is {ours[name]!r} in vllm_xargs and {others[name]!r} in "
+                "chat_template_kwargs",
+                name,
+            )
+    return {**others, **ours}
+
+
+@contextmanager
+def forgetting_refused(renderer: BaseRenderer, prompt: Any) -> Iterator[None]:
+    """When a request is refused, drop its images from the frontend's cache.
+
+    That cache holds what the engine has been sent, so that it is not sent again; of a refused
+    request the engine has seen nothing, and the next request with that image would fail.
+    """
+    try:
+        yield
+    except Exception:
+        forget_images(renderer, prompt)
+        raise
+
+
+def forget_images(renderer: BaseRenderer, engine_input: Any) -> None:
+    """Have the images of an engine input sent to the engine when they come again."""
+    cache = renderer.mm_processor_cache
+    if cache is None or not isinstance(engine_input, Mapping):
+        return
+    for hashes in (engine_input.get("mm_hashes") or {}).values():
+        for mm_hash in hashes:
+            cache.invalidate(mm_hash)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_photon.entrypoints.admission import bad_request, photon_args
+from vllm_photon.entrypoints.admission import bad_request, combined
 from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, parse_extra_args
+
+_MANY_TOKENS = 2**31 - 1
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -20,8 +22,8 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
     default of 1 would draw the end of the list at random. VLLMValidationError names a wrong
     argument.
     """
-    arguments = photon_args({**params.chat_template_kwargs, **(request.vllm_xargs or {})})
     with bad_request():
+        arguments = combined(request.vllm_xargs, params.chat_template_kwargs)
         skill = parse_extra_args(arguments)
         if skill is None:
             return params
@@ -29,4 +31,8 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
             raise SkillError(f"the skill {skill.task} has no beam search", "use_beam_search")
     if skill.task in NEEDS_OBJECT and request.temperature is None:
         request.temperature = 0.0
+    # Refused here, before the image is processed, and not by the handler afterwards.
+    request.to_sampling_params(
+        request.max_completion_tokens or request.max_tokens or _MANY_TOKENS, {}
+    )
     return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})

@@ -20,7 +20,7 @@ from vllm.renderers.chat_utils import parse_chat_messages, parse_chat_messages_a
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams
 
-from vllm_photon.entrypoints.admission import RENDERED, bad_request, photon_args
+from vllm_photon.entrypoints.admission import RENDERED, bad_request, forget_images, photon_args
 from vllm_photon.spatial.prompts import Turn, skills_of
 from vllm_photon.spatial.skills import (
     NEEDS_OBJECT,
@@ -106,20 +106,29 @@ class PhotonRenderer(HfRenderer):
     def _encode(self, text: str) -> list[int]:
         return self.get_tokenizer().encode(text, add_special_tokens=False)
 
-    # The skill stays with the prompt until sampling parameters and prompt meet.
     def _process_tokens(self, prompt: Any, *, skip_mm_cache: bool = False) -> Any:
         engine_input = super()._process_tokens(prompt, skip_mm_cache=skip_mm_cache)
-        return _carry(prompt, engine_input)
+        return self._processed(prompt, engine_input)
 
     async def _process_tokens_async(self, prompt: Any, *, skip_mm_cache: bool = False) -> Any:
         engine_input = await super()._process_tokens_async(prompt, skip_mm_cache=skip_mm_cache)
-        return _carry(prompt, engine_input)
+        return self._processed(prompt, engine_input)
 
+    def _processed(self, prompt: Mapping[str, Any], engine_input: Any) -> Any:
+        """The engine input, with the skill that it stays with until it meets its parameters.
 
-def _carry(prompt: Mapping[str, Any], engine_input: Any) -> Any:
-    if RENDERED in prompt:
-        engine_input[RENDERED] = prompt[RENDERED]
-    return engine_input
+        With the image's positions the prompt may have grown too long.
+        """
+        length, limit = len(engine_input["prompt_token_ids"]), self.model_config.max_model_len
+        if length >= limit:
+            forget_images(self, engine_input)
+            raise VLLMValidationError(
+                f"the prompt has {length} tokens, of {limit} for prompt and answer together",
+                parameter="messages",
+            )
+        if RENDERED in prompt:
+            engine_input[RENDERED] = prompt[RENDERED]
+        return engine_input
 
 
 def _parsing(params: ChatParams) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""Every mistake of a client: HTTP 400 in vLLM's shape that names the field, never a stream."""
+
+from __future__ import annotations
+
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serve.oracle import MAX_OBJECTS, cases
+from tests.serve.server import DATA, data_url
+
+GOOD = next(c for c in cases() if str(c) == "point-def-1")
+PNG = (DATA / "md2" / "image1.png").read_bytes()
+IMAGE = data_url(PNG)
+
+
+def check(response: httpx.Response, field: str) -> None:
+    assert response.status_code == 400, response.text[:500]
+    assert response.headers["content-type"].startswith("application/json")
+    error = response.json()["error"]
+    assert error["code"] == 400
+    assert field in (error["param"] or "")
+    assert error["message"]
+
+
+def chat_body(
+    task: Any = "point",
+    text: str = "def",
+    images: tuple[str, ...] = (IMAGE,),
+    xargs: dict[str, Any] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}} for url in images
+    ]
+    content.append({"type": "text", "text": text})
+    return {
+        "model": "moondream",
+        "messages": [{"role": "user", "content": content}],
+        "vllm_xargs": {"photon_task": task, **(xargs or {})},
+        **fields,
+    }
+
+
+def base64_url(text: str) -> str:
+    return f"data:image/png;base64,{text}"
+
+
+CHAT: dict[str, tuple[str, dict[str, Any]]] = {
+    "unknown task": ("photon_task", chat_body("paint")),
+    "task is no name": ("photon_task", chat_body(3)),
+    "skill of another model": ("photon_task", chat_body("segment")),
+    "unknown argument": ("photon_colour", chat_body(xargs={"photon_colour": 1})),
+    "blank object": ("messages", chat_body(text="  ")),
+    "no image": ("image_url", chat_body(images=())),
+    "two images": ("image_url", chat_body(images=(IMAGE, IMAGE))),
+    "broken base64": ("image_url", chat_body(images=(base64_url("@@@@"),))),
+    "cut base64": ("image_url", chat_body(images=(IMAGE[: len(IMAGE) // 2 // 4 * 4 + 23],))),
+    "truncated image": (
+        "image_url",
+        chat_body(images=(data_url(PNG[: len(PNG) // 2]),)),
+    ),
+    "no picture at all": (
+        "image_url",
+        chat_body(images=(base64_url(base64.b64encode(b"hello").decode()),)),
+    ),
+    "image host unreachable": ("image_url", chat_body(images=("http://127.0.0.1:9/x.png",))),
+    "image scheme unknown": ("image_url", chat_body(images=("ftp://127.0.0.1/x.png",))),
+    "local file": ("image_url", chat_body(images=("file:///etc/hostname",))),
+    "response_format": (
+        "structured_outputs",
+        chat_body(response_format={"type": "json_object"}),
+    ),
+    "structured outputs": ("structured_outputs", chat_body(structured_outputs={"regex": "a"})),
+    "repetition_penalty": ("repetition_penalty", chat_body(repetition_penalty=1.2)),
+    "presence_penalty": ("presence_penalty", chat_body(presence_penalty=0.5)),
+    "frequency_penalty": ("frequency_penalty", chat_body(frequency_penalty=0.5)),
+    "logit_bias": ("logit_bias", chat_body(logit_bias={"7": 1.0})),
+    "allowed_token_ids": ("allowed_token_ids", chat_body(allowed_token_ids=[5])),
+    "bad_words": ("bad_words", chat_body(bad_words=["def"])),
+    "min_tokens": ("min_tokens", chat_body(min_tokens=3, max_tokens=9)),
+    "ignore_eos": ("ignore_eos", chat_body(ignore_eos=True)),
+    "stop": ("stop", chat_body(stop=["]"])),
+    "beam search": ("use_beam_search", chat_body(use_beam_search=True, n=2)),
+    "two ways to name a skill": (
+        "photon_task",
+        chat_body(chat_template_kwargs={"photon_task": "detect"}, task="point"),
+    ),
+    "a conversation about an object": (
+        "messages",
+        {
+            **chat_body(),
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+                *chat_body()["messages"],
+            ],
+        },
+    ),
+    **{
+        f"max_objects {value!r}": (
+            "photon_max_objects",
+            chat_body(xargs={"photon_max_objects": value}),
+        )
+        for value in (0, -1, "many", 1e9, 1.5)
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", CHAT)
+def test_chat(http: httpx.Client, name: str, stream: bool) -> None:
+    field, body = CHAT[name]
+    check(http.post("/chat/completions", json={**body, "stream": stream}), field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "xargs"),
+    [
+        ("image_url", {"photon_task": "point"}),
+        ("photon_task", {"photon_task": "paint"}),
+        ("photon_task", {"photon_max_objects": 3}),
+        ("photon_max_objects", {"photon_task": "point", "photon_max_objects": 0}),
+    ],
+)
+def test_completions(http: httpx.Client, field: str, xargs: dict[str, Any], stream: bool) -> None:
+    body = {"model": "moondream", "prompt": "def", "vllm_xargs": xargs, "stream": stream}
+    check(http.post("/completions", json=body), field)
+
+
+@pytest.mark.parametrize("task", ["point", "detect"])
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("object", {"object": " "}),
+        ("object", {"object": None}),
+        ("object", {"object": 3}),
+        ("image_url", {"image_url": None}),
+        ("image_url", {"image_url": ""}),
+        ("image_url", {"image_url": base64_url("@@@@")}),
+        ("image_url", {"image_url": data_url(PNG[: len(PNG) // 2])}),
+        ("image_url", {"image_url": "http://127.0.0.1:9/x.png"}),
+        *[
+            ("settings.max_objects", {"settings": {"max_objects": value}})
+            for value in (0, -1, "many", 10**9, True, 1.5)
+        ],
+        ("settings.temperature", {"settings": {"temperature": -1}}),
+        ("settings.max_tokens", {"settings": {"max_tokens": 0}}),
+        ("settings", {"settings": 3}),
+    ],
+)
+def test_moondream_endpoints(
+    http: httpx.Client, task: str, field: str, change: dict[str, Any]
+) -> None:
+    body = {"image_url": IMAGE, "object": "def", **change}
+    check(http.post(f"/{task}", json={k: v for k, v in body.items() if v is not None}), field)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"repetition_penalty": 1.5},
+        {"n": 2, "temperature": 0},
+        {"text": "def " * 3000},
+        {"xargs": {"photon_max_objects": 0}},
+    ],
+    ids=str,
+)
+def test_a_refused_image_can_be_asked_again(http: httpx.Client, mistake: dict[str, Any]) -> None:
+    """A refusal leaves no trace: the image, new to the server, is processed as if for the first."""
+    picture = Image.new("RGB", (40, 30), (len(str(mistake)), 90, 30))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    images = (data_url(buffer.getvalue()),)
+    refused = http.post("/chat/completions", json=chat_body(images=images, **mistake))
+    assert refused.status_code == 400, refused.text[:500]
+    good = http.post("/chat/completions", json=chat_body(images=images))
+    assert good.status_code == 200, good.text[:500]
+
+
+def test_no_json(http: httpx.Client) -> None:
+    response = http.post("/point", content=b"{", headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_unknown_model(http: httpx.Client) -> None:
+    body = {"model": "nobody", "image_url": IMAGE, "object": "def"}
+    response = http.post("/point", json=body)
+    assert response.status_code == 404
+    assert response.json()["error"]["param"] == "model"
+
+
+def test_other_requests_go_on(http: httpx.Client) -> None:
+    """Good requests between bad ones get what they always get."""
+    good = {"image_url": IMAGE, "object": "def", "settings": {"max_objects": MAX_OBJECTS}}
+    bad = [{**body, "stream": stream} for _, body in CHAT.values() for stream in (False, True)]
+    with ThreadPoolExecutor(8) as pool:
+        mistakes = [pool.submit(http.post, "/chat/completions", json=body) for body in bad[:24]]
+        answers = [pool.submit(http.post, "/point", json=good) for _ in range(4)]
+        for answer in answers:
+            GOOD.check(answer.result().json())
+        assert {mistake.result().status_code for mistake in mistakes} == {400}
