@@ -20,12 +20,29 @@ _USER_DISABLED = "--no-async-scheduling was given"
 _SCHEDULERS = (_SCHEDULER, _BLOCKING_SCHEDULER)
 
 
+PUBLISHED_RULES, ENGINE_RULES = RULES = ("published", "engine")
+
+
 @dataclass(frozen=True, slots=True)
 class PhotonConfig:
     """What ``--additional-config '{"photon": {...}}'`` may say."""
 
     pipeline: bool = True
     """Keep two steps in flight; false gives vLLM's blocking loop."""
+
+    rules: str = PUBLISHED_RULES
+    """Whose arithmetic a Moondream follows where its published code and its engine differ:
+
+    ========================================  ===========  ===========
+    what                                      published    engine
+    ========================================  ===========  ===========
+    value of a coordinate                     bin / 1024   bin / 1023
+    GELU of Moondream 3's scaled attention    exact        tanh
+    ========================================  ===========  ===========
+
+    The rest is common: between objects only a coordinate or the end may come, as in the engine,
+    and boxes are clamped to the picture.
+    """
 
     trace: str | None = None
     """File for a step trace in Chrome's format, written by the engine core; none by default."""
@@ -44,6 +61,10 @@ class PhotonConfig:
                 )
             if types[key] == "bool" and not isinstance(value, bool):
                 raise ValueError(f"additional-config: photon.{key} must be true or false")
+            if key == "rules" and value not in RULES:
+                raise ValueError(
+                    f"additional-config: photon.rules must be one of {', '.join(RULES)}"
+                )
             if types[key] == "str | None" and not isinstance(value, str):
                 raise ValueError(f"additional-config: photon.{key} must be a file name")
         return cls(**given)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from vllm_photon.config import WORKER_CLS
+from vllm_photon.config import WORKER_CLS, PhotonConfig
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -26,7 +26,7 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
-        """Our worker; the start-up check that an image fits one step; no speculation.
+        """Our worker; the chosen rules; the check that an image fits one step; no speculation.
 
         Speculative decoding drops every id above the vocabulary, and a request would wait for
         tokens that never come.
@@ -36,6 +36,7 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
                 "speculative_config: Moondream does not support speculative decoding, "
                 "which drops coordinate ids"
             )
+        vllm_config.model_config.hf_config.rules = PhotonConfig.of(vllm_config).rules
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = WORKER_CLS
         vllm_config.scheduler_config.disable_chunked_mm_input = True

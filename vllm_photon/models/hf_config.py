@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from transformers import PretrainedConfig
 
+from vllm_photon.config import ENGINE_RULES, PUBLISHED_RULES
 from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab
 
 MOONDREAM2 = "Moondream2ForCausalLM"
@@ -169,6 +170,7 @@ class Moondream2Config(PretrainedConfig):
         super().__init__(**kwargs)
         self.architectures = [MOONDREAM2 if self.text_config.moe is None else MOONDREAM3]
         self.is_mm_prefix_lm = True
+        self.rules = PUBLISHED_RULES
         self.tie_word_embeddings = False
         self.bos_token_id = self.tokens.bos_id
         self.eos_token_id = self.tokens.eos_id
@@ -192,13 +194,13 @@ class Moondream2Config(PretrainedConfig):
         """Ids with a meaning, and the prompt templates if the checkpoint brings its own."""
         return _parse(Tokens, self.config.get("tokenizer"))
 
-    def spatial_vocab(self, coord_divisor: int = COORD_BINS) -> SpatialVocab:
-        """The virtual ids above this checkpoint's vocabulary."""
+    def spatial_vocab(self) -> SpatialVocab:
+        """The virtual ids above this checkpoint's vocabulary, valued by its ``rules``."""
         return SpatialVocab(
             vocab_size=self.text_config.vocab_size,
             coord_id=self.tokens.coord_id,
             size_id=self.tokens.size_id,
-            coord_divisor=coord_divisor,
+            coord_divisor=COORD_BINS - 1 if self.rules == ENGINE_RULES else COORD_BINS,
         )
 
 
