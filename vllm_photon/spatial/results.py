@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import json
 
+from vllm_photon.spatial.shapes import Box, Point
 from vllm_photon.spatial.skills import Task
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_value
 
 KEYS = {Task.POINT: "points", Task.DETECT: "objects"}
-
-Point = dict[str, float]
-Box = dict[str, float]
 
 
 def box_from(vocab: SpatialVocab, x: Coord, y: Coord, size: Size) -> Box:
     """The corners of a box from its centre and size, clamped to the image."""
     x_centre, y_centre = vocab.coord_value(x.bin), vocab.coord_value(y.bin)
     width, height = size_value(size.width_bin), size_value(size.height_bin)
-    return {
-        "x_min": _clamped(x_centre - width / 2),
-        "y_min": _clamped(y_centre - height / 2),
-        "x_max": _clamped(x_centre + width / 2),
-        "y_max": _clamped(y_centre + height / 2),
-    }
+    return Box(
+        x_min=_clamped(x_centre - width / 2),
+        y_min=_clamped(y_centre - height / 2),
+        x_max=_clamped(x_centre + width / 2),
+        y_max=_clamped(y_centre + height / 2),
+    )
 
 
 def point_from(vocab: SpatialVocab, x: Coord, y: Coord) -> Point:
     """A point from its two coordinates."""
-    return {"x": vocab.coord_value(x.bin), "y": vocab.coord_value(y.bin)}
+    return Point(vocab.coord_value(x.bin), vocab.coord_value(y.bin))
+
+
+def json_of(shape: Point | Box) -> str:
+    """A point or box as its JSON object."""
+    return json.dumps(shape._asdict())
 
 
 def _clamped(value: float) -> float:
@@ -43,7 +46,7 @@ class ObjectAssembler:
     """
 
     def __init__(self, task: Task, vocab: SpatialVocab) -> None:
-        self.objects: list[dict[str, float]] = []
+        self.objects: list[Point | Box] = []
         self._task = task
         self._vocab = vocab
         self._parts: list[Coord | Size] = []
@@ -58,6 +61,7 @@ class ObjectAssembler:
         if token is None:
             return ""
         self._parts.append(token)
+        found: Point | Box
         match self._task, self._parts:
             case Task.POINT, [Coord() as x, Coord() as y]:
                 found = point_from(self._vocab, x, y)
@@ -67,7 +71,7 @@ class ObjectAssembler:
                 return ""
         self._parts = []
         self.objects.append(found)
-        return (", " if len(self.objects) > 1 else "") + json.dumps(found)
+        return (", " if len(self.objects) > 1 else "") + json_of(found)
 
     def tail(self) -> str:
         """The text after the last object."""
