@@ -21,6 +21,7 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams
 
 from vllm_photon.entrypoints.admission import RENDERED, bad_request, forget_images, photon_args
+from vllm_photon.entrypoints.tokenizer import with_virtual_ids
 from vllm_photon.spatial.prompts import Turn, skills_of
 from vllm_photon.spatial.skills import (
     NEEDS_OBJECT,
@@ -46,10 +47,14 @@ class PhotonRenderer(HfRenderer):
     """Renderer mode ``photon``; the skill comes from ``chat_template_kwargs``."""
 
     def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
-        super().__init__(config, tokenizer)
         skills = skills_of(config.model_config.hf_config)
         if skills is None:
             raise ValueError("tokenizer mode photon is for Moondream only")
+        if tokenizer is not None:
+            tokenizer = with_virtual_ids(tokenizer, skills.vocab)
+            if tokenizer.eos_token_id is None:
+                tokenizer.eos_token = tokenizer.convert_ids_to_tokens(skills.eos_id)
+        super().__init__(config, tokenizer)
         self.skills = skills
 
     def render_messages(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.tokenizers.hf import CachedHfTokenizer
-from vllm.transformers_utils.config import get_config
 
-from vllm_photon.spatial.prompts import skills_of
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 
 
@@ -96,25 +94,16 @@ def _runs(ids: Iterable[int], size: int) -> list[tuple[bool, list[int]]]:
 
 
 class PhotonTokenizer:
-    """What vLLM's tokenizer registry loads for the mode ``photon``."""
+    """What vLLM's tokenizer registry loads for the mode ``photon``.
+
+    It loads an ordinary fast tokenizer, from the checkpoint or from elsewhere; the renderer, which
+    knows the model, wraps it with :func:`with_virtual_ids`.
+    """
 
     @classmethod
     def from_pretrained(cls, path_or_repo_id: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Load the tokenizer of a Moondream checkpoint.
-
-        ValueError when the checkpoint is none, or when its tokenizer isn't a fast one.
-        """
-        trust_remote_code = kwargs.get("trust_remote_code", False)
-        skills = skills_of(
-            get_config(
-                path_or_repo_id,
-                trust_remote_code=trust_remote_code,
-                revision=kwargs.get("revision"),
-            )
-        )
-        if skills is None:
-            raise ValueError(f"tokenizer mode photon is for Moondream, not for {path_or_repo_id}")
+        """Load the tokenizer; ValueError when it isn't a fast one."""
         tokenizer = CachedHfTokenizer.from_pretrained(path_or_repo_id, *args, **kwargs)
         if not tokenizer.is_fast:
             raise ValueError("tokenizer mode photon needs a fast tokenizer (tokenizer.json)")
-        return with_virtual_ids(tokenizer, skills.vocab)
+        return tokenizer

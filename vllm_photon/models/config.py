@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from huggingface_hub.errors import OfflineModeIsEnabled
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.transformers_utils.repo_utils import file_or_path_exists
 
 from vllm_photon.config import WORKER_CLS, PhotonConfig
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+
+PUBLISHED_TOKENIZER = "moondream/starmie-v1"
 
 
 class MoondreamServingConfig(VerifyAndUpdateConfig):
@@ -17,7 +21,12 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
-        """Tokenizer with virtual ids; images reach us in their own mode, not clipped to RGB."""
+        """Tokenizer with virtual ids; images reach us in their own mode, not clipped to RGB.
+
+        A checkpoint without a tokenizer takes the published one, as the published code does.
+        """
+        if model_config.tokenizer == model_config.model and not _has_tokenizer(model_config):
+            model_config.tokenizer = PUBLISHED_TOKENIZER
         if model_config.tokenizer_mode in ("auto", "hf"):
             model_config.tokenizer_mode = "photon"
         multimodal = model_config.multimodal_config
@@ -40,3 +49,10 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = WORKER_CLS
         vllm_config.scheduler_config.disable_chunked_mm_input = True
+
+
+def _has_tokenizer(model_config: ModelConfig) -> bool:
+    try:
+        return file_or_path_exists(model_config.model, "tokenizer.json", model_config.revision)
+    except OfflineModeIsEnabled:  # Not in the cache, and nobody may ask the hub.
+        return False
