@@ -38,6 +38,7 @@ class PhotonConfig:
     ========================================  ===========  ===========
     value of a coordinate                     bin / 1024   bin / 1023
     GELU of Moondream 3's scaled attention    exact        tanh
+    answer token after Moondream 2 reasoned   once         twice
     ========================================  ===========  ===========
 
     The rest is common: between objects only a coordinate or the end may come, as in the engine,

@@ -99,8 +99,31 @@ def test_a_shorter_list_starts_again() -> None:
     assert cursor.count == 0
 
 
+def test_the_answer_token_comes_twice_where_it_must() -> None:
+    others = set(TokenClass) - {TokenClass.EOS, TokenClass.SIZE}
+    assert allowed_after(State.REASON_TWICE, [TEXT, COORD]) == others
+    assert allowed_after(State.REASON_TWICE, [TEXT, COORD], cap=2) == {TokenClass.ANSWER}
+    cursor = Cursor(CLASSES, State.REASON_TWICE)
+    assert cursor.decodes
+    cursor.advance([TEXT, COORD, ANSWER])
+    assert cursor.allowed == {TokenClass.ANSWER}
+    assert not cursor.decodes
+    cursor.advance([TEXT, COORD, ANSWER, ANSWER])
+    assert cursor.state is State.ANSWER
+
+
+STARTS = [
+    State.POINT_X,
+    State.DETECT_X,
+    State.ANSWER,
+    State.REASON,
+    State.REASON_TWICE,
+    State.SEGMENT,
+]
+
+
 @given(
-    start=st.sampled_from([State.POINT_X, State.DETECT_X, State.ANSWER, State.REASON]),
+    start=st.sampled_from(STARTS),
     cap=st.integers(1, 4),
     choices=st.lists(st.integers(0, 100), max_size=40),
     cuts=st.lists(st.integers(1, 5), max_size=20),

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from vllm_photon.config import ENGINE_RULES
 from vllm_photon.models.hf_config import Moondream2Config, Moondream3Config
+from vllm_photon.spatial.grammar import State
 from vllm_photon.spatial.prompts import ModelSkills, skills_of
 from vllm_photon.spatial.skills import SkillError, parse_extra_args
 from vllm_photon.spatial.tokens import Coord, Size, size_bin
@@ -95,6 +97,20 @@ def test_published_templates() -> None:
     assert prompt(md2, task="caption", length="long") == [*head, 1, 32708, 2, 4059, 3]
     assert prompt(md2, "a", task="query") == [*head, 1, 15381, 2, 97, 3, 3]
     assert prompt(md3, "a", task="segment") == [*head, 1, 17374, 2, 97, 3]
+
+
+def test_where_an_answer_starts() -> None:
+    """Moondream 2 by its engine's rules repeats the answer token after reasoning, nobody else."""
+    reasoning = parse_extra_args({"photon_task": "query", "photon_reasoning": True})
+    plain = parse_extra_args({"photon_task": "query"})
+    for config in (Moondream2Config(), Moondream3Config()):
+        assert skills_of(config).start(reasoning) is State.REASON
+        config.rules = ENGINE_RULES
+        assert skills_of(config).start(plain) is State.ANSWER
+    assert skills_of(config).start(reasoning) is State.REASON
+    config = Moondream2Config()
+    config.rules = ENGINE_RULES
+    assert skills_of(config).start(reasoning) is State.REASON_TWICE
 
 
 def test_references_follow_the_prefix() -> None:

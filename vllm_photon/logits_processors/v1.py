@@ -41,6 +41,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         skills = skills_of(vllm_config.model_config.hf_config)
         if skills is None:
             raise ValueError("the spatial logits processor is for Moondream only")
+        self._skills = skills
         self._classes = TokenClasses(skills.vocab, skills.eos_id, skills.answer_id)
         # Batch row -> the request's place in its grammar and its list of output ids.
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
@@ -57,7 +58,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         skill = parse_extra_args(params.extra_args)
         if skill is None:
             return None
-        return Cursor(self._classes, skill.start, skill.cap), output_ids
+        return Cursor(self._classes, self._skills.start(skill), skill.cap), output_ids
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Mask ``logits`` [batch, vocab] in place."""

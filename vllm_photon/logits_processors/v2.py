@@ -45,6 +45,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         skills = skills_of(vllm_config.model_config.hf_config)
         if skills is None:
             raise ValueError(f"{vllm_config.model_config.model} has no spatial skills")
+        self._skills = skills
         self._requests = req_states
         device, slots = req_states.device, req_states.max_num_reqs
         self._grammar = DeviceGrammar(
@@ -65,7 +66,9 @@ class SpatialLogitsProcessor(LogitsProcessor):
         skill = parse_extra_args(sampling_params.extra_args)
         if skill is not None or self._has_skill[req_idx]:
             self._entering[req_idx] = (
-                (DeviceGrammar.free, UNCAPPED) if skill is None else (skill.start, skill.cap)
+                (DeviceGrammar.free, UNCAPPED)
+                if skill is None
+                else (self._skills.start(skill), skill.cap)
             )
         self._has_skill[req_idx] = skill is not None
         self._may_decode[req_idx] = skill is not None and skill.is_spatial

@@ -12,6 +12,8 @@ The rules are those of the published Moondream code (``moondream.py``): points a
 between fixed kinds of tokens and end at EOS; an answer never holds the answer token; reasoning
 never ends by EOS and never samples a size. Two rules are Moondream's engine's: between objects only
 a coordinate or EOS can be sampled, nothing else of the vocabulary; a segment is not constrained.
+A third holds only where the engine's rules are asked for: after Moondream 2's reasoning the answer
+token comes twice, as it does before an answer without reasoning.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class State(IntEnum):
     ANSWER = 6
     REASON = 7
     SEGMENT = 8
+    REASON_TWICE = 9
+    ANSWER_AGAIN = 10
 
 
 class GrammarError(RuntimeError):
@@ -80,6 +84,17 @@ class Rule:
 _T = TokenClass
 _ONLY_EOS = frozenset({_T.EOS})
 
+
+def _reasoning(state: State, then: State) -> Rule:
+    """The rule of ``state``: reasoning that the answer token ends; its tokens count."""
+    return Rule(
+        {_T.TEXT: state, _T.COORD: state, _T.ANSWER: then},
+        counts=frozenset({_T.TEXT, _T.COORD}),
+        capped=frozenset({_T.ANSWER}),
+        decodes=True,
+    )
+
+
 RULES: dict[State, Rule] = {
     # A pipelined engine may run a finished request once more; that row must stay well formed.
     State.DONE: Rule({_T.EOS: State.DONE}),
@@ -100,12 +115,9 @@ RULES: dict[State, Rule] = {
             _T.EOS: State.DONE,
         }
     ),
-    State.REASON: Rule(
-        {_T.TEXT: State.REASON, _T.COORD: State.REASON, _T.ANSWER: State.ANSWER},
-        counts=frozenset({_T.TEXT, _T.COORD}),
-        capped=frozenset({_T.ANSWER}),
-        decodes=True,
-    ),
+    State.REASON: _reasoning(State.REASON, then=State.ANSWER),
+    State.REASON_TWICE: _reasoning(State.REASON_TWICE, then=State.ANSWER_AGAIN),
+    State.ANSWER_AGAIN: Rule({_T.ANSWER: State.ANSWER}),
     State.SEGMENT: Rule(
         {c: State.DONE if c is _T.EOS else State.SEGMENT for c in TokenClass}, decodes=True
     ),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_photon.config import ENGINE_RULES
+from vllm_photon.spatial.grammar import State
 from vllm_photon.spatial.skills import NEEDS_IMAGE, SkillError, SkillParams, Task
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_bin
 
@@ -34,7 +36,9 @@ class ModelSkills:
     """One checkpoint's ids and templates.
 
     ``third`` tells Moondream 3, whose question ends with one id where Moondream 2 needs two.
-    ``thinking_id`` is None when the checkpoint can't reason.
+    ``thinking_id`` is None when the checkpoint can't reason; ``ground_ids`` stand around the
+    grounded parts of its reasoning. ``repeats_answer`` says that the answer token comes twice
+    after reasoning.
     """
 
     vocab: SpatialVocab
@@ -44,6 +48,8 @@ class ModelSkills:
     eos_id: int = 0
     answer_id: int = 3
     thinking_id: int | None = 4
+    ground_ids: frozenset[int] = frozenset({7, 9})
+    repeats_answer: bool = False
 
     @property
     def tasks(self) -> frozenset[Task]:
@@ -57,6 +63,12 @@ class ModelSkills:
             raise SkillError(f"this model has no skill {params.task}; it has {offered}", field)
         if params.reasoning and self.thinking_id is None:
             raise SkillError("this model can't reason; leave it out", "photon_reasoning")
+
+    def start(self, params: SkillParams) -> State:
+        """The grammar state in which the answer begins."""
+        if params.start is State.REASON and self.repeats_answer:
+            return State.REASON_TWICE
+        return params.start
 
     def prompt_ids(
         self, params: SkillParams, text: str, has_image: bool, encode: Encode
@@ -143,4 +155,6 @@ def skills_of(hf_config: Any) -> ModelSkills | None:
         eos_id=tokens.eos_id,
         answer_id=tokens.answer_id,
         thinking_id=tokens.thinking_id,
+        ground_ids=frozenset({tokens.start_ground_points_id, tokens.end_ground_id}),
+        repeats_answer=not third and hf_config.rules == ENGINE_RULES,
     )

@@ -22,6 +22,11 @@ MAX_REFS = 64
 MAX_REASONING_TOKENS = 32768
 PREFIX = "photon_"
 
+# The arguments, without their prefix.
+FIELDS = frozenset(
+    {"task", "max_objects", "length", "reasoning", "max_reasoning_tokens", "spatial_refs"}
+)
+
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -73,7 +78,7 @@ class SkillParams:
 
     @property
     def start(self) -> State:
-        """The grammar state in which the answer begins."""
+        """The grammar state in which the answer begins, by the published code's rules."""
         if self.reasoning:
             return State.REASON
         return {
@@ -105,9 +110,10 @@ def parse_extra_args(extra_args: Mapping[str, Any] | None) -> SkillParams | None
     given = {k: v for k, v in (extra_args or {}).items() if k.startswith(PREFIX)}
     if not given:
         return None
-    unknown = sorted(set(given) - _FIELDS)
+    allowed = {PREFIX + name for name in FIELDS}
+    unknown = sorted(set(given) - allowed)
     if unknown:
-        raise SkillError(f"{unknown[0]} is unknown; allowed are {_listed(_FIELDS)}", unknown[0])
+        raise SkillError(f"{unknown[0]} is unknown; allowed are {_listed(allowed)}", unknown[0])
     if "photon_task" not in given:
         name = min(given)
         raise SkillError(f"{name} needs photon_task, one of {_listed(Task)}", "photon_task")
@@ -137,19 +143,6 @@ def parse_extra_args(extra_args: Mapping[str, Any] | None) -> SkillParams | None
     if only_for("photon_spatial_refs", TAKES_REFS):
         refs = parse_refs(given["photon_spatial_refs"], "photon_spatial_refs")
     return SkillParams(task, max_objects, length, reasoning, max_reasoning_tokens, refs)
-
-
-_FIELDS = frozenset(
-    PREFIX + name
-    for name in (
-        "task",
-        "max_objects",
-        "length",
-        "reasoning",
-        "max_reasoning_tokens",
-        "spatial_refs",
-    )
-)
 
 
 def parse_refs(value: Any, field: str) -> tuple[SpatialRef, ...]:
