@@ -16,8 +16,8 @@ FILES = {"published": "oracle_hf.json", "engine": "oracle_kestrel.json"}
 DIVISORS = {"published": 1024, "engine": 1023}
 
 
-@pytest.mark.parametrize("rules", FILES)
-def test_all_at_once(rules: str) -> None:
+@pytest.mark.parametrize(("rules", "ranks"), [("published", 1), ("engine", 1), ("published", 2)])
+def test_all_at_once(rules: str, ranks: int) -> None:
     """Ids exactly; the text is the objects as JSON, boxes clamped to the picture."""
     from vllm import LLM, SamplingParams
 
@@ -28,6 +28,7 @@ def test_all_at_once(rules: str) -> None:
         kv_cache_memory_bytes=128 << 20,
         max_model_len=2048,
         max_num_seqs=8,
+        tensor_parallel_size=ranks,
         additional_config={"photon": {"rules": rules}},
     )
     vocab = SpatialVocab(vocab_size=600, coord_divisor=DIVISORS[rules])
@@ -50,7 +51,10 @@ def test_all_at_once(rules: str) -> None:
                 extra_args={"photon_task": task, "photon_max_objects": 4},
             )
             cases.append((task, prompt, params, [*ids[end:], 0], entry[key]["out"]))
-    outputs = llm.generate([c[1] for c in cases], [c[2] for c in cases], use_tqdm=False)
+    try:
+        outputs = llm.generate([c[1] for c in cases], [c[2] for c in cases], use_tqdm=False)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
     for (task, _, _, expected, objects), output in zip(cases, outputs, strict=True):
         assert list(output.outputs[0].token_ids) == expected
         answer = json.loads(output.outputs[0].text)["points" if task == "point" else "objects"]
