@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 _PHOTON_LINE = re.compile(r"photon: (.*)")
-_START_TIMEOUT = 300.0  # seconds
+_START_TIMEOUT = 600.0  # seconds
 _STOP_TIMEOUT = 30.0
 
 WORKER_CLS = "vllm_photon.worker.PhotonWorker"
@@ -69,8 +69,8 @@ class Server:
 
     def __enter__(self) -> Self:
         env = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"}
-        if "photon" in self.arm.name:
-            env["VLLM_PLUGINS"] = "photon"
+        if not self.arm.name.startswith("photon"):
+            env["VLLM_PLUGINS"] = ""  # none: stock means stock
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -109,7 +109,7 @@ class Server:
         asynchronous = server_is_async(self.url)
         if asynchronous is None:
             raise ServerError(f"{self.arm.name}: /server_info does not tell the scheduling mode")
-        if "photon" in self.arm.name:
+        if self.arm.name.startswith("photon"):
             found = _PHOTON_LINE.search(self.log.read_text(errors="replace"))
             if found is None:
                 raise ServerError(f"{self.arm.name}: no photon line in {self.log}")
