@@ -74,7 +74,7 @@ class Engine:
         params = dict(ask.params)
         if "structured_outputs" in params:
             params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
-        if "logit_bias" in params:
+        if params.get("logit_bias"):
             params["logit_bias"] = {int(k): v for k, v in params["logit_bias"].items()}
         prompt: dict[str, Any] = {"prompt_token_ids": ask.prompt}
         if ask.image is not None:

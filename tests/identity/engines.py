@@ -19,6 +19,12 @@ CACHE = Path(tempfile.gettempdir()) / "vllm-photon-tests"
 
 FORMS: dict[str, dict[str, Any]] = {
     "stock": {"distributed_executor_backend": "uni"},
+    # Stock vLLM has no spatial answers: for those the reference is its loop around our worker.
+    "blocking": {
+        "distributed_executor_backend": "uni",
+        "worker_cls": WORKER,
+        "additional_config": {"photon": {"pipeline": False}},
+    },
     "photon-mp": {"distributed_executor_backend": "mp", "worker_cls": WORKER},
     "photon-uni": {"distributed_executor_backend": "uni", "worker_cls": WORKER},
 }
@@ -38,8 +44,11 @@ BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One engine configuration. ``arguments`` go to every form, ``stock`` to the stock form only:
-    what stock vLLM can't do in this configuration it is asked to do in another."""
+    """One engine configuration.
+
+    ``arguments`` go to every form, ``stock`` to the stock form only: what stock vLLM can't do in
+    this configuration it is asked to do in another. The first form is the reference.
+    """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     stock: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +59,7 @@ class Setup:
 
 
 CHUNKED = {"max_num_batched_tokens": 64}
+SPATIAL = {"max_model_len": 1024, "max_num_batched_tokens": 1024, "enable_prefix_caching": True}
 HISTORY = "tests.identity.processors:History"
 
 SETUPS: dict[str, Setup] = {
@@ -72,6 +82,12 @@ SETUPS: dict[str, Setup] = {
     "entry-point": Setup(processor_entry_point=True),
     "lora": Setup(
         {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 4}, loras=3
+    ),
+    "spatial": Setup(SPATIAL, forms=("blocking", "photon-mp"), model="moondream2"),
+    "spatial-starved": Setup(
+        {**SPATIAL, "block_size": 32, "num_gpu_blocks_override": 70},
+        forms=("blocking", "photon-mp"),
+        model="moondream2",
     ),
 }
 

@@ -1,4 +1,5 @@
-"""The text model of the identity tests and its adapters, made once for each machine."""
+"""The models of the identity tests: a text model and its adapters, made once for each machine, and
+the tiny Moondream 2 of the oracle."""
 
 from __future__ import annotations
 
@@ -9,13 +10,17 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.text_model import SHAPES, make_text_model
-from tests.identity.engines import CACHE
+from tests.identity.engines import CACHE, ROOT
 
 RANK = 8
+MOONDREAM = ROOT / "tests" / "data" / "oracle" / "md2"
 
 
 def text_model() -> Path:
     return make_text_model(CACHE / "text-tiny", "tiny")
+
+
+MODELS = {"text": text_model, "moondream2": lambda: MOONDREAM}
 
 
 def text_loras(count: int) -> list[Path]:

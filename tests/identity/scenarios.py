@@ -3,74 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
+from tests.identity.building import (
+    EOS_ID,
+    SCHEMA,
+    TEXT_IDS,
+    Params,
+    arriving,
+    asks,
+    each,
+    leaving,
+)
+from tests.identity.generator import random_workload
+from tests.identity.spatial_scenarios import mixed_skills, preempted_skills
 from tests.identity.workload import Ask, Workload
-
-EOS_ID = 1
-TEXT_IDS = range(300, 8000)
-"""Ids of whole words in the test model's vocabulary."""
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "a": {"type": "integer", "minimum": 0, "maximum": 999},
-        "b": {"type": "string", "maxLength": 6},
-        "c": {"enum": ["x", "yy", "zzz"]},
-    },
-    "required": ["a", "b", "c"],
-    "additionalProperties": False,
-}
-
-Params = dict[str, Any]
-
-
-def asks(
-    count: int,
-    number: int,
-    /,
-    *,
-    prompt: tuple[int, int] = (5, 60),
-    tokens: tuple[int, int] = (10, 60),
-    **params: Any,
-) -> list[Ask]:
-    """Random prompts (drawn from ``number``), greedy, to ``max_tokens``.
-
-    A value of ``params`` may be a function of the request's index; where it gives None the
-    parameter is left out.
-    """
-    draw = random.Random(number)
-    made = []
-    for index in range(count):
-        ids = [draw.choice(TEXT_IDS) for _ in range(draw.randint(*prompt))]
-        given: Params = {
-            "temperature": 0.0,
-            "max_tokens": draw.randint(*tokens),
-            "ignore_eos": True,
-        }
-        for key, value in params.items():
-            value = value(index) if callable(value) else value
-            if value is not None:
-                given[key] = value
-        made.append(Ask(f"r{index}", ids, given))
-    return made
-
-
-def arriving(requests: list[Ask], when: Callable[[int], int]) -> list[Ask]:
-    for index, request in enumerate(requests):
-        request.arrive = when(index)
-    return requests
-
-
-def leaving(requests: list[Ask], when: Callable[[int], int | None]) -> list[Ask]:
-    for index, request in enumerate(requests):
-        request.abort = when(index)
-    return requests
-
-
-def _each(values: list[Any]) -> Callable[[int], Any]:
-    return lambda index: values[index % len(values)]
 
 
 def _plain() -> list[Workload]:
@@ -79,9 +26,9 @@ def _plain() -> list[Workload]:
     regex = {"regex": "(ab|cd|[0-9]){5,30}z"}
     sampled: Params = {"temperature": 0.8, "top_p": 0.95, "top_k": 50}
     penalties: Params = {
-        "presence_penalty": _each([0.5, None, 0.0]),
-        "frequency_penalty": _each([0.7, None, 0.0]),
-        "repetition_penalty": _each([1.3, None, 1.0]),
+        "presence_penalty": each([0.5, None, 0.0]),
+        "frequency_penalty": each([0.7, None, 0.0]),
+        "repetition_penalty": each([1.3, None, 1.0]),
     }
     return [
         *(Workload(f"greedy {n}", asks(n, n)) for n in (1, 8, 32)),
@@ -98,7 +45,7 @@ def _plain() -> list[Workload]:
             asks(
                 24,
                 3,
-                stop=_each([["ba"], [" de", "fu"], ["zz"], ["o"]]),
+                stop=each([["ba"], [" de", "fu"], ["zz"], ["o"]]),
                 include_stop_str_in_output=lambda i: bool(i % 2),
             ),
             ["stop:string", "length"],
@@ -151,14 +98,14 @@ def _plain() -> list[Workload]:
             asks(
                 12,
                 15,
-                bad_words=_each([["ba", "de fu"], None]),
-                logit_bias=_each([None, {"4000": 5.0}, None]),
-                allowed_token_ids=_each([None, None, list(range(400, 700))]),
+                bad_words=each([["ba", "de fu"], None]),
+                logit_bias=each([None, {"4000": 5.0}, None]),
+                allowed_token_ids=each([None, None, list(range(400, 700))]),
             ),
         ),
         Workload(
             "logprobs",
-            asks(16, 16, logprobs=_each([5, None, 0]), prompt_logprobs=_each([None, 3])),
+            asks(16, 16, logprobs=each([5, None, 0]), prompt_logprobs=each([None, 3])),
         ),
         Workload("several answers", asks(6, 17, n=3, **sampled, seed=lambda i: 40 + i)),
         Workload(
@@ -168,7 +115,7 @@ def _plain() -> list[Workload]:
                 18,
                 tokens=(40, 60),
                 ignore_eos=False,
-                structured_outputs=_each([schema, None, None, regex]),
+                structured_outputs=each([schema, None, None, regex]),
             ),
             ["stop:eos"],
         ),
@@ -181,7 +128,7 @@ def _plain() -> list[Workload]:
                         19,
                         tokens=(40, 50),
                         ignore_eos=False,
-                        structured_outputs=_each([schema, None]),
+                        structured_outputs=each([schema, None]),
                     ),
                     lambda i: i * 2,
                 ),
@@ -223,12 +170,12 @@ def _chunked() -> list[Workload]:
                 34,
                 **long,
                 ignore_eos=False,
-                structured_outputs=_each([{"json": SCHEMA}, None, None]),
+                structured_outputs=each([{"json": SCHEMA}, None, None]),
             ),
         ),
         Workload(
             "clients leave in their prefill",
-            leaving(arriving(asks(16, 35, **long), lambda i: i), _each([None, 1, None, 5])),
+            leaving(arriving(asks(16, 35, **long), lambda i: i), each([None, 1, None, 5])),
             ["aborted"],
         ),
     ]
@@ -284,9 +231,9 @@ def _starved() -> list[Workload]:
                 20,
                 54,
                 **load,
-                temperature=_each([0.0, 0.9]),
-                seed=_each([None, 5]),
-                presence_penalty=_each([0.4, None, None]),
+                temperature=each([0.0, 0.9]),
+                seed=each([None, 5]),
+                presence_penalty=each([0.4, None, None]),
             ),
             ["preemptions"],
         ),
@@ -297,7 +244,7 @@ def _starved() -> list[Workload]:
                 55,
                 **load,
                 ignore_eos=False,
-                structured_outputs=_each([{"json": SCHEMA}, None, None, None]),
+                structured_outputs=each([{"json": SCHEMA}, None, None, None]),
             ),
             ["preemptions"],
         ),
@@ -317,7 +264,7 @@ def _processors() -> list[Workload]:
 
     return [
         *(Workload(f"history {n}", asks(n, 70 + n, extra_args=history)) for n in (1, 8, 32)),
-        Workload("history beside none", asks(16, 71, extra_args=_each([{"history": 1}, None]))),
+        Workload("history beside none", asks(16, 71, extra_args=each([{"history": 1}, None]))),
         Workload(
             "forced end",
             asks(
@@ -336,9 +283,9 @@ def _processors() -> list[Workload]:
                     asks(
                         24,
                         73,
-                        temperature=_each([0.0, 0.8]),
+                        temperature=each([0.0, 0.8]),
                         seed=lambda i: i,
-                        extra_args=_each([{"history": 1}, {"history": 1}, None]),
+                        extra_args=each([{"history": 1}, {"history": 1}, None]),
                     ),
                     lambda i: i * 2,
                 ),
@@ -368,7 +315,7 @@ def _lora() -> list[Workload]:
     ]
 
 
-SCENARIOS: dict[str, list[Workload]] = {
+_BY_HAND: dict[str, list[Workload]] = {
     "plain": _plain(),
     "chunked": _chunked(),
     "cached": _cached(),
@@ -377,4 +324,12 @@ SCENARIOS: dict[str, list[Workload]] = {
     "processors": _processors(),
     "entry-point": _processors(),
     "lora": _lora(),
+    "spatial": mixed_skills(),
+    "spatial-starved": preempted_skills(),
 }
+
+SCENARIOS: dict[str, list[Workload]] = {
+    name: [*workloads, random_workload(name, seed=0, count=40)]
+    for name, workloads in _BY_HAND.items()
+}
+"""Every setup also runs one random workload; the soak runs more of them."""

@@ -28,7 +28,7 @@ CASES = [
 def results(name: str, form: str) -> list[Result]:
     setup = SETUPS[name]
     loras = models.text_loras(setup.loras)
-    return run(setup, form, SCENARIOS[name], models.text_model(), loras)
+    return run(setup, form, SCENARIOS[name], models.MODELS[setup.model](), loras)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def results(name: str, form: str) -> list[Result]:
 )
 def test_i9_same_answers_as_stock(name: str, form: str, number: int) -> None:
     workload = SCENARIOS[name][number]
-    stock, photon = results(name, "stock")[number], results(name, form)[number]
-    assert differences(workload, stock, photon) == []
+    reference = results(name, SETUPS[name].forms[0])[number]
+    photon = results(name, form)[number]
+    assert differences(workload, reference, photon) == []
     assert missing(workload, [photon]) == []
