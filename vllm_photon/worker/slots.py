@@ -56,15 +56,15 @@ class SlotOutput(AsyncModelRunnerOutput):
 
 
 class DecodeSlots:
-    """As many slots as there can be steps in flight, taken in turn."""
+    """As many slots as there can be steps in flight, taken in turn; ``steps`` were launched."""
 
     def __init__(self, depth: int) -> None:
         self._slots = [DecodeSlot(index) for index in range(depth)]
-        self._steps = 0
+        self.steps = 0
 
     def launch(self, output: AsyncModelRunnerOutput) -> SlotOutput:
         """Put a step's output into the next slot; SlotError when that slot is not free."""
-        slot = self._slots[self._steps % len(self._slots)]
-        slot.launch(self._steps, output)
-        self._steps += 1
+        slot = self._slots[self.steps % len(self._slots)]
+        slot.launch(self.steps, output)
+        self.steps += 1
         return SlotOutput(slot)

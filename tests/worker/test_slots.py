@@ -1,0 +1,70 @@
+"""I6: a slot is used again only after its output was read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from vllm_photon.worker.slots import DecodeSlots, SlotError
+
+
+class Output(AsyncModelRunnerOutput):
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+        self.reads = 0
+
+    def get_output(self) -> Any:
+        self.reads += 1
+        if isinstance(self.tokens, Exception):
+            raise self.tokens
+        return self.tokens
+
+
+def test_two_steps_in_flight_in_any_order_of_reading() -> None:
+    slots = DecodeSlots(2)
+    for first in range(0, 10, 2):
+        a, b = slots.launch(Output(first)), slots.launch(Output(first + 1))
+        if first % 4:
+            assert (b.get_output(), a.get_output()) == (first + 1, first)
+        else:
+            assert (a.get_output(), b.get_output()) == (first, first + 1)
+
+
+def test_i6_a_third_step_needs_the_oldest_output_read() -> None:
+    slots = DecodeSlots(2)
+    oldest, younger = slots.launch(Output("a")), slots.launch(Output("b"))
+    younger.get_output()
+    with pytest.raises(SlotError, match=r"I6: step 2 was launched into slot 0.*step 0 has not"):
+        slots.launch(Output("c"))
+    assert oldest.get_output() == "a"
+    assert slots.launch(Output("c")).get_output() == "c"
+
+
+def test_i6_an_output_is_read_once() -> None:
+    slots = DecodeSlots(1)
+    inner = Output("a")
+    output = slots.launch(inner)
+    output.get_output()
+    with pytest.raises(SlotError, match="I6: step 0 was read from slot 0 twice"):
+        output.get_output()
+    assert inner.reads == 1
+
+
+def test_i6_a_stale_handle_does_not_read_the_next_step() -> None:
+    slots = DecodeSlots(1)
+    stale = slots.launch(Output("a"))
+    stale.get_output()
+    slots.launch(Output("b"))
+    with pytest.raises(SlotError, match="I6"):
+        stale.get_output()
+
+
+def test_an_output_that_fails_keeps_its_slot() -> None:
+    slots = DecodeSlots(1)
+    output = slots.launch(Output(RuntimeError("copy failed")))
+    with pytest.raises(RuntimeError, match="copy failed"):
+        output.get_output()
+    with pytest.raises(SlotError, match="I6"):
+        slots.launch(Output("b"))
