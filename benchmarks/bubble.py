@@ -25,7 +25,7 @@ from benchmarks.text_model import make_text_model
 
 MODES = ("blocking", "pipelined")
 STREAMS = (1, 8, MAX_STREAMS)
-CALIBRATION = DeviceTimes(9.5, 0.5)  # where the blocking host time is found
+CALIBRATION = DeviceTimes(4.75, 0.25)  # where the blocking host time is found
 ZOMBIE_LENGTH = 110  # tokens
 
 
