@@ -16,10 +16,9 @@ _MARK = "_vllm_photon"
 
 
 def apply() -> None:
-    """Install every patch; called from the general plugin."""
+    """Install every patch but :func:`chat_hook`; called from the general plugin."""
     config_hook()
     detokenizer_hook()
-    chat_hook()
     admission_hook()
     endpoints_hook()
 
@@ -74,21 +73,22 @@ def detokenizer_hook() -> None:
     stock = IncrementalDetokenizer.from_new_request.__func__
 
     def from_new_request(cls: type, tokenizer: Any, request: Any) -> Any:
-        vocab = getattr(tokenizer, "spatial_vocab", None)
-        if vocab is None:
+        skills = getattr(tokenizer, "spatial_skills", None)
+        if skills is None:
             return stock(cls, tokenizer, request)
         from vllm_photon.entrypoints.detokenizer import detokenizer_for
 
-        return detokenizer_for(vocab, tokenizer, request)
+        return detokenizer_for(skills, tokenizer, request)
 
     IncrementalDetokenizer.from_new_request = classmethod(from_new_request)
     setattr(IncrementalDetokenizer, _MARK, True)
 
 
 def chat_hook() -> None:
-    """Let the chat renderer see the skill that ``vllm_xargs`` asks for.
+    """Let the chat renderer see the skill that a request asks for.
 
-    What: wraps ``ChatCompletionRequest.build_chat_params``.
+    What: wraps ``ChatCompletionRequest.build_chat_params``; installed by Moondream's renderer, so
+    that requests to other models are never touched.
     Why: a renderer sees the messages and ``chat_template_kwargs`` only, but Moondream's prompt
     depends on the skill, which belongs to the sampling parameters.
     Removed by: a renderer that is given the request, or its ``vllm_xargs``.

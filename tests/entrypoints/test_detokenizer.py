@@ -14,10 +14,13 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDe
 
 from vllm_photon import compat
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
+from vllm_photon.spatial.prompts import ModelSkills
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "oracle" / "md2"
 VOCAB = SpatialVocab(600)
+SKILLS = ModelSkills(VOCAB, {}, third=False)
+ANSWER = SKILLS.answer_id
 COORD, SIZE = VOCAB.encode(Coord(512)), VOCAB.encode(Size(3, 70))
 
 
@@ -39,7 +42,7 @@ def detokenizer(tokenizer: Any, **settings: Any) -> IncrementalDetokenizer:
 
 @pytest.fixture(scope="module")
 def ours(stock: Any) -> Any:
-    return with_virtual_ids(stock, VOCAB)
+    return with_virtual_ids(stock, SKILLS)
 
 
 def test_objects_come_one_by_one(ours: Any) -> None:
@@ -70,6 +73,34 @@ def test_text_without_the_values(ours: Any) -> None:
     ids = ours.encode("import os")
     text.update([ids[0], COORD, *ids[1:]], stop_terminated=False)
     assert text.get_next_output_text(finished=True, delta=False) == "import os"
+
+
+@pytest.mark.parametrize("again", [[], [ANSWER]])
+def test_the_end_of_reasoning_is_shown_once(ours: Any, again: list[int]) -> None:
+    """Also where the answer token is repeated, as after Moondream 2's reasoning."""
+    text = detokenizer(ours, extra_args={"photon_task": "query", "photon_reasoning": True})
+    ids = ours.encode("return a")
+    text.update([*ids, COORD, ANSWER, *again, *ids], stop_terminated=False)
+    assert text.get_next_output_text(finished=False, delta=True) == "return a</think>return a"
+
+
+def test_without_reasoning_the_answer_token_has_no_text(ours: Any) -> None:
+    text = detokenizer(ours, extra_args={"photon_task": "query"})
+    text.update([ANSWER, *ours.encode("def")], stop_terminated=False)
+    assert text.get_next_output_text(finished=True, delta=True) == "def"
+
+
+def test_segments(ours: Any) -> None:
+    """Box, then the path command by command; ids by their own text, not joined."""
+    text = detokenizer(ours, extra_args={"photon_task": "segment"})
+    path = [ours.convert_tokens_to_ids(token) for token in "M0-9LZ"]
+    pieces = []
+    for ids in ([COORD, COORD, SIZE], path[:4], path[4:5], path[1:2] * 2, path[5:], [0]):
+        text.update(ids, stop_terminated=False)
+        pieces.append(text.get_next_output_text(finished=ids == [0], delta=True))
+    assert pieces[0].startswith('{"bbox": {"x_min": ')
+    assert pieces[1:] == ["", ', "path": "M 0 -0.009', "", " L 0 0", ' Z"}']
+    assert json.loads("".join(pieces))["path"] == "M 0 -0.009 L 0 0 Z"
 
 
 def test_other_models_keep_theirs(stock: Any) -> None:

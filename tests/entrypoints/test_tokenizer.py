@@ -11,10 +11,12 @@ import pytest
 from vllm.tokenizers.hf import CachedHfTokenizer, maybe_make_thread_pool
 
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
+from vllm_photon.spatial.prompts import ModelSkills
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "oracle" / "md2"
 VOCAB = SpatialVocab(600)
+SKILLS = ModelSkills(VOCAB, {}, third=False)
 COORD, SIZE = VOCAB.encode(Coord(512)), VOCAB.encode(Size(3, 70))
 
 
@@ -25,7 +27,7 @@ def stock() -> Any:
 
 @pytest.fixture(scope="module")
 def ours(stock: Any) -> Any:
-    return with_virtual_ids(stock, VOCAB)
+    return with_virtual_ids(stock, SKILLS)
 
 
 def test_text_is_unchanged(stock: Any, ours: Any) -> None:
@@ -60,7 +62,7 @@ def test_they_are_valid_and_nothing_beyond(ours: Any) -> None:
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
 def test_copies_keep_it(ours: Any, duplicate: Any) -> None:
     again = duplicate(ours)
-    assert again.spatial_vocab == VOCAB
+    assert again.spatial_skills == SKILLS
     assert again.decode([COORD]) == "<|coord_512|>"
 
 
@@ -68,4 +70,4 @@ def test_in_vllms_thread_pool(ours: Any) -> None:
     pooled = maybe_make_thread_pool(copy.copy(ours), 2)
     assert pooled.decode([COORD]) == "<|coord_512|>"
     assert pooled.max_token_id == VOCAB.image_id
-    assert pooled.spatial_vocab == VOCAB
+    assert pooled.spatial_skills == SKILLS

@@ -47,6 +47,11 @@ def chat_body(
     }
 
 
+def messages(text: str) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
 def base64_url(text: str) -> str:
     return f"data:image/png;base64,{text}"
 
@@ -102,6 +107,47 @@ CHAT: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "no object after a command": (
+        "messages",
+        {**chat_body(), "vllm_xargs": None, **messages("/detect red car")},
+    ),
+    "blank object in a command": (
+        "messages",
+        {**chat_body(), "vllm_xargs": None, **messages('/detect {"object": " "}')},
+    ),
+    "unknown argument in a command": (
+        "messages",
+        {**chat_body(), "vllm_xargs": None, **messages('/detect {"object": "x", "size": 3}')},
+    ),
+    "a command of another model": (
+        "photon_task",
+        {**chat_body(), "vllm_xargs": None, **messages('/segment {"object": "x"}')},
+    ),
+    "blank question": ("messages", chat_body("query", " ")),
+    "unknown length": ("photon_length", chat_body("caption", xargs={"photon_length": "endless"})),
+    "reasoning about an object": (
+        "photon_reasoning",
+        chat_body("point", xargs={"photon_reasoning": 1}),
+    ),
+    "references for detect": (
+        "photon_spatial_refs",
+        chat_body("detect", xargs={"photon_spatial_refs": "[[0.1, 0.2]]"}),
+    ),
+    "references without an image": (
+        "image_url",
+        chat_body("query", images=(), xargs={"photon_spatial_refs": "[[0.1, 0.2]]"}),
+    ),
+    "structured reasoning": (
+        "structured_outputs",
+        chat_body("query", xargs={"photon_reasoning": 1}, response_format={"type": "json_object"}),
+    ),
+    **{
+        f"references {refs}": (
+            "photon_spatial_refs",
+            chat_body("point", xargs={"photon_spatial_refs": refs}),
+        )
+        for refs in ("[[0.1]]", "[[1.1, 0]]", "[[0.9, 0.1, 0.2, 0.3]]", "0.1, 0.2", "[0.1, 0.2]")
+    },
     **{
         f"max_objects {value!r}": (
             "photon_max_objects",
@@ -160,6 +206,56 @@ def test_moondream_endpoints(
 ) -> None:
     body = {"image_url": IMAGE, "object": "def", **change}
     check(http.post(f"/{task}", json={k: v for k, v in body.items() if v is not None}), field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("task", "field", "change"),
+    [
+        ("caption", "length", {"length": "endless"}),
+        ("caption", "length", {"length": 3}),
+        ("caption", "image_url", {"image_url": None}),
+        ("query", "question", {"question": " \n"}),
+        ("query", "question", {"question": None}),
+        ("query", "reasoning", {"reasoning": "maybe"}),
+        ("query", "image_url", {"image_url": None, "spatial_refs": [[0.1, 0.2]]}),
+        ("query", "settings.top_p", {"settings": {"top_p": 1.5}}),
+        ("segment", "photon_task", {}),
+        ("segment", "object", {"object": ""}),
+        *[
+            (task, "spatial_refs", {"spatial_refs": refs})
+            for task in ("query", "point", "segment")
+            for refs in (
+                [[0.1]],
+                [[0.1, 0.2, 0.3]],
+                [[1.1, 0]],
+                [[-0.1, 0]],
+                [[0.9, 0.1, 0.2, 0.3]],
+                [["a", "b"]],
+                [0.1, 0.2],
+                "all",
+            )
+        ],
+    ],
+)
+def test_other_endpoints(
+    http: httpx.Client, task: str, field: str, change: dict[str, Any], stream: bool
+) -> None:
+    """The field by its own name here; what is allowed is said."""
+    body = {"image_url": IMAGE, "object": "def", "question": "def", "stream": stream, **change}
+    check(http.post(f"/{task}", json={k: v for k, v in body.items() if v is not None}), field)
+
+
+def test_what_is_allowed_is_said(http: httpx.Client) -> None:
+    said = {
+        "caption": ({"length": "endless"}, ["short", "normal", "long"]),
+        "segment": ({}, ["caption", "detect", "point", "query"]),
+        "query": ({"spatial_refs": [[2, 0]]}, ["[x, y]", "[0, 1]"]),
+    }
+    for task, (change, words) in said.items():
+        body = {"image_url": IMAGE, "object": "def", "question": "def", **change}
+        message = http.post(f"/{task}", json=body).json()["error"]["message"]
+        assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize(

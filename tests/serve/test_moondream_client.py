@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.error import HTTPError
 
 import moondream
@@ -57,6 +58,65 @@ def test_as_shipped_with_jpeg(server: Server) -> None:
     assert all(set(point) == {"x", "y"} for point in points)
     boxes = client.detect(image, "def", settings={"max_objects": 3})["objects"]
     assert all(set(box) == {"x_min", "y_min", "x_max", "y_max"} for box in boxes)
+
+
+@pytest.mark.parametrize("length", ["short", "normal", "long"])
+def test_captions(client: PngClient, length: str) -> None:
+    image = DATA / "md2" / "image1.png"
+    settings = {"max_tokens": 4, "temperature": 0}
+    whole = client.caption(image, length, settings=settings)["caption"]
+    pieces = client.caption(image, length, stream=True, settings=settings)["caption"]
+    assert "".join(pieces) == whole
+
+
+@pytest.mark.parametrize("image", [None, DATA / "md2" / "image1.png"])
+def test_questions(client: PngClient, image: Path | None) -> None:
+    settings = {"max_tokens": 4, "temperature": 0}
+    whole = client.query(image, "def f", settings=settings)
+    assert set(whole) == {"answer"}
+    assert (
+        "".join(client.query(image, "def f", stream=True, settings=settings)["answer"])
+        == (whole["answer"])
+    )
+
+
+def test_reasoning(client: PngClient) -> None:
+    image = DATA / "md2" / "image0.png"
+    settings = {"max_tokens": 12, "temperature": 0}
+    whole = client.query(image, "def f", reasoning=True, settings=settings)
+    assert set(whole["reasoning"]) == {"text", "grounding"}
+    stream = client.query(image, "def f", reasoning=True, stream=True, settings=settings)
+    assert "".join(stream["answer"]) == whole["answer"]
+
+
+def test_references(client: PngClient) -> None:
+    image = DATA / "md2" / "image1.png"
+    refs = [[0.25, 0.75], [0.1, 0.1, 0.4, 0.9]]
+    settings = {"max_objects": 2}
+    with_refs = client.point(image, "def", spatial_refs=refs, settings=settings)
+    assert len(with_refs["points"]) <= 2
+    assert client.query(image, "def f", spatial_refs=refs, settings={"max_tokens": 3})
+
+
+def test_chat(client: PngClient) -> None:
+    messages = [{"role": "user", "content": "def f"}]
+    named = PngClient(endpoint=client.endpoint, model="moondream")
+    settings = {"max_tokens": 6, "temperature": 0}
+    plain = named.chat(messages, settings=settings)
+    assert plain["finish_reason"] in ("stop", "length")
+    assert (
+        "".join(named.chat(messages, stream=True, settings=settings)["message"])
+        == (plain["message"]["content"])
+    )
+    thought = named.chat(messages, settings=settings, reasoning=True)
+    assert thought["message"]["reasoning"]
+
+
+def test_segment_is_for_moondream_3(client: PngClient) -> None:
+    with pytest.raises(HTTPError) as caught:
+        client.segment(DATA / "md2" / "image0.png", "def")
+    assert caught.value.code == 400
+    assert "no skill segment" in caught.value.read().decode()
 
 
 def test_errors_raise(client: PngClient) -> None:

@@ -86,17 +86,18 @@ def _check_rendered(given: Mapping[str, Any], rendered: Mapping[str, Any]) -> No
             )
 
 
-def combined(xargs: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Our arguments from ``vllm_xargs`` and ``chat_template_kwargs``; SkillError if they differ."""
-    ours, others = photon_args(xargs), photon_args(kwargs)
-    for name in sorted(ours.keys() & others.keys()):
-        if ours[name] != others[name]:
-            raise SkillError(
-                f"{name} is {ours[name]!r} in vllm_xargs and {others[name]!r} in "
-                "chat_template_kwargs",
-                name,
-            )
-    return {**others, **ours}
+def combined(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Our arguments from several places, by the names of the places; SkillError if they differ."""
+    found: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for place, arguments in sources.items():
+        for name, value in photon_args(arguments).items():
+            if name in found and found[name] != value:
+                raise SkillError(
+                    f"{name} is {found[name]!r} in {origin[name]} and {value!r} in {place}", name
+                )
+            found[name], origin[name] = value, place
+    return found
 
 
 @contextmanager

@@ -1,12 +1,21 @@
-"""What a chat request asks of Moondream, made visible to the renderer."""
+"""What a chat request asks of Moondream, made visible to the renderer.
+
+A skill and its arguments may come in ``vllm_xargs``, in ``chat_template_kwargs`` or in the text
+itself; reasoning also as OpenAI's ``reasoning_effort``, as ``enable_thinking`` among the template's
+arguments, and as the field ``reasoning`` of Moondream's client.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_photon.entrypoints.admission import bad_request, combined
-from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, parse_extra_args
+from vllm_photon.entrypoints.conversation import conversation_of
+from vllm_photon.spatial.commands import parse_command
+from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, Task, parse_extra_args
 
 _MANY_TOKENS = 2**31 - 1
 
@@ -16,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams:
-    """The chat parameters with the skill that the request's ``vllm_xargs`` name.
+    """The chat parameters with the skill that the request asks for.
 
     A search for objects without a temperature is greedy, as in Moondream's own code; OpenAI's
     default of 1 would draw the end of the list at random. VLLMValidationError names a wrong
     argument.
     """
     with bad_request():
-        arguments = combined(request.vllm_xargs, params.chat_template_kwargs)
+        arguments = _arguments(request, params.chat_template_kwargs)
         skill = parse_extra_args(arguments)
         if skill is None:
             return params
@@ -36,3 +45,40 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
         request.max_completion_tokens or request.max_tokens or _MANY_TOKENS, {}
     )
     return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})
+
+
+def _arguments(request: ChatCompletionRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All of the request's arguments of ours."""
+    arguments = combined({"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs})
+    if "photon_task" not in arguments and _unfold(request):
+        return _arguments(request, kwargs)
+    thinking = (request.model_extra or {}).get("reasoning", kwargs.get("enable_thinking"))
+    if thinking is None or "photon_reasoning" in arguments:
+        return arguments
+    if not isinstance(thinking, bool):
+        raise SkillError(f"reasoning must be true or false, got {thinking!r}", "reasoning")
+    if thinking:
+        return {"photon_task": str(Task.QUERY), **arguments, "photon_reasoning": True}
+    return arguments
+
+
+def _unfold(request: ChatCompletionRequest) -> bool:
+    """If the question is a command, write its arguments into ``vllm_xargs`` instead.
+
+    Where a skill is named beside the text, the text is never read as a command: whoever fixes the
+    skill may pass on any text.
+    """
+    messages: list[Any] = request.messages
+    command = parse_command(conversation_of(messages).last, "messages")
+    if command is None:
+        return False
+    combined({"vllm_xargs": request.vllm_xargs or {}, "messages": command.arguments})
+    flat = {k: json.dumps(v) if isinstance(v, list) else v for k, v in command.arguments.items()}
+    request.vllm_xargs = {**(request.vllm_xargs or {}), **flat}
+    content = messages[-1]["content"]
+    others = [] if isinstance(content, str) else [p for p in content if p.get("type") != "text"]
+    messages[-1] = {
+        **messages[-1],
+        "content": [*others, {"type": "text", "text": command.text}],
+    }
+    return True

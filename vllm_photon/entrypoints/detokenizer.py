@@ -1,4 +1,4 @@
-"""Text of spatial answers: the JSON of points and boxes, object by object.
+"""Text of spatial answers: the JSON of points, boxes and outlines, piece by piece.
 
 vLLM's detokenizers turn ids into text one at a time; a virtual id has no text of its own, so the
 object that it completes becomes the text. An answer that is cut short is closed all the same, so
@@ -7,18 +7,23 @@ object that it completes becomes the text. An answer that is cut short is closed
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDetokenizer
 
-from vllm_photon.spatial.results import KEYS, ObjectAssembler
-from vllm_photon.spatial.skills import parse_extra_args
-from vllm_photon.spatial.tokens import SpatialVocab
+from vllm_photon.spatial.prompts import ModelSkills
+from vllm_photon.spatial.results import KEYS, Assembler, ObjectAssembler, SegmentAssembler
+from vllm_photon.spatial.skills import Task, parse_extra_args
+
+# Stands between reasoning and answer; Moondream's own token for it has no text.
+REASONING_END = "</think>"
 
 
-class ObjectDetokenizer(IncrementalDetokenizer):
-    """Detokenizer of a point or detect request."""
+class AssemblerDetokenizer(IncrementalDetokenizer):
+    """Detokenizer of a request whose answer is JSON: point, detect and segment."""
 
-    def __init__(self, assembler: ObjectAssembler) -> None:
+    def __init__(self, assembler: Assembler) -> None:
         super().__init__()
         self._assembler = assembler
         self._text = assembler.head()
@@ -45,24 +50,41 @@ class ObjectDetokenizer(IncrementalDetokenizer):
 
 
 class TextDetokenizer(FastIncrementalDetokenizer):
-    """Detokenizer of any other Moondream request: values among the words have no text."""
+    """Detokenizer of any other Moondream request: values among the words have no text.
 
-    def __init__(self, vocab: SpatialVocab, tokenizer: object, request: EngineCoreRequest) -> None:
+    ``reasons`` says that the answer begins with reasoning; its end is then shown.
+    """
+
+    def __init__(
+        self, skills: ModelSkills, tokenizer: object, request: EngineCoreRequest, *, reasons: bool
+    ) -> None:
         super().__init__(tokenizer, request)
-        self._vocab_size = vocab.vocab_size
+        self._vocab_size = skills.vocab.vocab_size
+        self._answer_id = skills.answer_id
+        self._reasons = reasons
 
     def decode_next(self, next_token_id: int) -> str:
         """The text that the id adds."""
         if next_token_id >= self._vocab_size:
             return ""
+        if self._reasons and next_token_id == self._answer_id:
+            self._reasons = False
+            return REASONING_END
         return super().decode_next(next_token_id)
 
 
 def detokenizer_for(
-    vocab: SpatialVocab, tokenizer: object, request: EngineCoreRequest
+    skills: ModelSkills, tokenizer: Any, request: EngineCoreRequest
 ) -> IncrementalDetokenizer:
     """The detokenizer of a request to Moondream."""
     skill = parse_extra_args(request.sampling_params.extra_args)
     if skill is not None and skill.task in KEYS:
-        return ObjectDetokenizer(ObjectAssembler(skill.task, vocab))
-    return TextDetokenizer(vocab, tokenizer, request)
+        return AssemblerDetokenizer(ObjectAssembler(skill.task, skills.vocab))
+    if skill is not None and skill.task is Task.SEGMENT:
+
+        def text_of(token_id: int) -> str:
+            return tokenizer.decode([token_id], skip_special_tokens=True)
+
+        return AssemblerDetokenizer(SegmentAssembler(skills.vocab, text_of))
+    reasons = skill is not None and skill.reasoning
+    return TextDetokenizer(skills, tokenizer, request, reasons=reasons)

@@ -1,15 +1,13 @@
 """Moondream's own HTTP endpoints beside vLLM's: ``/v1/point``, ``/v1/detect`` and the others.
 
 Each request runs through vLLM's chat handler (:mod:`vllm_photon.entrypoints.wire`); here the route
-is declared and the answer put into Moondream's form.
+is declared and the answer put into Moondream's form (:mod:`vllm_photon.entrypoints.replies`).
 """
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -23,43 +21,49 @@ from vllm.entrypoints.serve.utils.api_utils import (
     validate_json_request,
     with_cancellation,
 )
+from vllm.exceptions import VLLMValidationError
 
 from vllm_photon.config import is_photon
-from vllm_photon.entrypoints import wire
+from vllm_photon.entrypoints import replies, wire
 from vllm_photon.entrypoints.metrics import serve_metrics
 from vllm_photon.spatial.prompts import skills_of
 
 MIDDLEWARE = f"{__name__}.MoondreamAuth"
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """One skill over HTTP; ``answer`` makes the reply's own fields of the message's content."""
-
-    request: type[wire.SkillRequest]
-    reply: type[BaseModel]
-    answer: Callable[[str], dict[str, Any]]
-
-
-ENDPOINTS = (
-    Endpoint(wire.PointRequest, wire.PointReply, json.loads),
-    Endpoint(wire.DetectRequest, wire.DetectReply, json.loads),
-    Endpoint(wire.CaptionRequest, wire.CaptionReply, lambda text: {"caption": text}),
-    Endpoint(wire.QueryRequest, wire.QueryReply, lambda text: {"answer": text}),
-)
+# What each endpoint takes and answers.
+ENDPOINTS: dict[type[wire.SkillRequest], type[BaseModel]] = {
+    wire.QueryRequest: replies.QueryReply,
+    wire.CaptionRequest: replies.CaptionReply,
+    wire.PointRequest: replies.PointReply,
+    wire.DetectRequest: replies.DetectReply,
+    wire.SegmentRequest: replies.SegmentReply,
+}
 
 
-async def _serve(endpoint: Endpoint, request: wire.SkillRequest, raw: Request) -> Response:
+async def _serve(request: wire.SkillRequest, raw: Request) -> Response:
     handler = raw.app.state.openai_serving_chat
-    result = await handler.create_chat_completion(request.chat_request(), raw)
+    try:
+        result = await handler.create_chat_completion(request.chat_request(), raw)
+    except VLLMValidationError as error:
+        raise VLLMValidationError(
+            error.args[0], parameter=request.field_of(error.parameter), value=error.value
+        ) from error
     if isinstance(result, ErrorResponse):
         return JSONResponse(result.model_dump(), status_code=result.error.code)
+    tokenizer = handler.renderer.get_tokenizer()
+    skills = tokenizer.spatial_skills
+
+    def decode(token_ids: list[int]) -> str:
+        return tokenizer.decode(token_ids, skip_special_tokens=True)
+
     if not isinstance(result, ChatCompletionResponse):
-        return StreamingResponse(_chunks(result), media_type="text/event-stream")
+        events = replies.streamed(request, result, skills, decode)
+        return StreamingResponse(events, media_type="text/event-stream")
     choice = result.choices[0]
     return JSONResponse(
         {
-            **endpoint.answer(choice.message.content or ""),
+            **replies.whole_fields(request, choice, skills, decode),
             "request_id": result.id,
             "finish_reason": choice.finish_reason,
             "usage": result.usage.model_dump(exclude_none=True),
@@ -67,43 +71,23 @@ async def _serve(endpoint: Endpoint, request: wire.SkillRequest, raw: Request) -
     )
 
 
-async def _chunks(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """vLLM's chat stream as Moondream's: ``{"chunk": …}`` until ``{"completed": true}``."""
-    finish_reason = None
-    async for event in events:
-        data = event.removeprefix("data: ").strip()
-        if data == "[DONE]":
-            break
-        body = json.loads(data)
-        if "error" in body:
-            yield _event(body)
-            return
-        for choice in body["choices"]:
-            finish_reason = choice.get("finish_reason") or finish_reason
-            if text := choice["delta"].get("content"):
-                yield _event({"chunk": text, "completed": False})
-    yield _event({"completed": True, "finish_reason": finish_reason})
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def _route(router: APIRouter, endpoint: Endpoint) -> None:
+def _route(
+    router: APIRouter, request_type: type[wire.SkillRequest], reply_type: type[BaseModel]
+) -> None:
     async def handle(request: Any, raw_request: Request) -> Response:
-        return await _serve(endpoint, request, raw_request)
+        return await _serve(request, raw_request)
 
     # FastAPI reads the body's type from the annotation.
-    handle.__annotations__.update(request=endpoint.request, raw_request=Request)
-    handle.__doc__ = endpoint.request.__doc__
+    handle.__annotations__.update(request=request_type, raw_request=Request)
+    handle.__doc__ = request_type.__doc__
     errors = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
     router.post(
-        f"/v1/{endpoint.request.task}",
-        name=str(endpoint.request.task),
+        f"/v1/{request_type.task}",
+        name=str(request_type.task),
         tags=["Moondream"],
         dependencies=[Depends(validate_json_request)],
         responses={
-            200: {"model": endpoint.reply},
+            200: {"model": reply_type},
             **{status.value: {"model": ErrorResponse} for status in errors},
         },
     )(with_cancellation(load_aware_call(handle)))
@@ -142,8 +126,8 @@ class PhotonEndpoints:
         self._app = app
         known = list(app.router.routes)
         router = APIRouter()
-        for endpoint in ENDPOINTS:
-            _route(router, endpoint)
+        for request_type, reply_type in ENDPOINTS.items():
+            _route(router, request_type, reply_type)
         app.include_router(router)
         self._routes = [route for route in app.router.routes if route not in known]
         if MIDDLEWARE not in app.state.args.middleware:

@@ -2,7 +2,9 @@
 
 Moondream has no chat template. The user's text is the object for point, detect and segment, nothing
 for a caption, and otherwise the question; earlier questions and answers go before it, a system
-message before the first question. The image stands at the very start, wherever it was given.
+message before the first question. The image stands at the very start, wherever it was given. The
+text may also be a command that names its skill (:mod:`vllm_photon.spatial.commands`), in chat as in
+the prompt of a completion.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.renderers.chat_utils import parse_chat_messages, parse_chat_messages_async
 from vllm.renderers.hf import HfRenderer
-from vllm.renderers.params import ChatParams
+from vllm.renderers.params import ChatParams, TokenizeParams
 
-from vllm_photon.entrypoints.admission import RENDERED, bad_request, forget_images, photon_args
+from vllm_photon.compat import chat_hook
+from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined, forget_images
+from vllm_photon.entrypoints.conversation import Conversation, conversation_of
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
-from vllm_photon.spatial.prompts import Turn, skills_of
+from vllm_photon.spatial.commands import parse_command
+from vllm_photon.spatial.prompts import skills_of
 from vllm_photon.spatial.skills import (
     NEEDS_OBJECT,
     SkillError,
@@ -51,11 +56,12 @@ class PhotonRenderer(HfRenderer):
         if skills is None:
             raise ValueError("tokenizer mode photon is for Moondream only")
         if tokenizer is not None:
-            tokenizer = with_virtual_ids(tokenizer, skills.vocab)
+            tokenizer = with_virtual_ids(tokenizer, skills)
             if tokenizer.eos_token_id is None:
                 tokenizer.eos_token = tokenizer.convert_ids_to_tokens(skills.eos_id)
         super().__init__(config, tokenizer)
         self.skills = skills
+        chat_hook()
 
     def render_messages(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:
         """The conversation and its prompt. VLLMValidationError names what is wrong."""
@@ -79,34 +85,54 @@ class PhotonRenderer(HfRenderer):
         self, parsed: tuple[list[Any], Any, Any], params: ChatParams
     ) -> tuple[list[Any], Any]:
         conversation, images, uuids = parsed
-        arguments = {"photon_task": str(Task.QUERY), **photon_args(params.chat_template_kwargs)}
         with bad_request():
-            skill = parse_extra_args(arguments)
-            assert skill is not None
-            self.skills.check(skill)
-            ids = self._prompt_ids(skill, conversation, bool(images))
-        prompt: dict[str, Any] = dict(TokensPrompt(prompt_token_ids=ids))
-        prompt[RENDERED] = arguments
+            asked = conversation_of(conversation)
+            sources = {"chat_template_kwargs": params.chat_template_kwargs}
+            if "photon_task" not in params.chat_template_kwargs and (
+                command := parse_command(asked.last, "messages")
+            ):
+                asked = asked.asking(command.text)
+                sources["messages"] = command.arguments
+            prompt = self._prompt(combined(sources), asked, bool(images))
         if images is not None:
             prompt["multi_modal_data"] = images
         if uuids is not None:
             prompt["multi_modal_uuids"] = uuids
         return conversation, prompt
 
-    def _prompt_ids(
-        self, skill: SkillParams, conversation: Sequence[Mapping[str, Any]], has_image: bool
-    ) -> list[int]:
-        turns = _turns(conversation)
+    def _prompt(
+        self, arguments: Mapping[str, Any], asked: Conversation, has_image: bool
+    ) -> dict[str, Any]:
+        """Ids for the skill that ``arguments`` name, a query if none, and a note of them."""
+        arguments = {"photon_task": str(Task.QUERY), **arguments}
+        skill = parse_extra_args(arguments)
+        assert skill is not None
+        self.skills.check(skill)
+        prompt: dict[str, Any] = dict(
+            TokensPrompt(prompt_token_ids=self._prompt_ids(skill, asked, has_image))
+        )
+        prompt[RENDERED] = arguments
+        return prompt
+
+    def _prompt_ids(self, skill: SkillParams, asked: Conversation, has_image: bool) -> list[int]:
         if skill.task is Task.QUERY:
-            if not turns[-1][0].strip():
+            if not asked.last.strip():
                 raise SkillError("the question is blank", "messages")
-            return self.skills.chat_ids(skill, turns, has_image, self._encode)
-        if len(turns) > 1:
+            return self.skills.chat_ids(skill, asked.questions(), has_image, self._encode)
+        if len(asked.turns) > 1:
             raise SkillError(f"{skill.task} takes one user message, not several", "messages")
-        text = turns[0][0]
-        if skill.task in NEEDS_OBJECT:
-            text = clean_object(text, "messages")
+        text = clean_object(asked.last, "messages") if skill.task in NEEDS_OBJECT else ""
         return self.skills.prompt_ids(skill, text, has_image, self._encode)
+
+    def _tokenize_prompt(self, prompt: Any, params: TokenizeParams) -> Any:
+        """The prompt of a completion; text that is no command is tokenized as it is."""
+        with bad_request():
+            command = parse_command(prompt["prompt"], "prompt")
+            if command is None:
+                return super()._tokenize_prompt(prompt, params)
+            asked = Conversation("", [(command.text, "")])
+            has_image = bool(prompt.get("multi_modal_data"))
+            return {**prompt, **self._prompt(command.arguments, asked, has_image)}
 
     def _encode(self, text: str) -> list[int]:
         return self.get_tokenizer().encode(text, add_special_tokens=False)
@@ -171,41 +197,3 @@ def _bad_image() -> Iterator[None]:
         raise VLLMValidationError(
             f"the image can't be used: {error}", parameter="image_url"
         ) from error
-
-
-def _turns(conversation: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Questions with their answers, the last without; a system text precedes the first question.
-
-    SkillError when the messages don't end with the user's.
-    """
-    turns: list[Turn] = []
-    before: list[str] = []
-    open_question = False
-    for message in conversation:
-        text = _text(message)
-        match message["role"]:
-            case "system" | "developer":
-                before.append(text)
-            case "user":
-                if open_question:
-                    question = f"{turns.pop()[0]}\n{text}"
-                else:
-                    question = "\n\n".join([*before, text])
-                    before = []
-                turns.append((question, ""))
-                open_question = True
-            case "assistant" if open_question:
-                turns[-1] = (turns[-1][0], text)
-                open_question = False
-            case role:
-                raise SkillError(f"a message of role {role} can't stand here", "messages")
-    if not open_question:
-        raise SkillError("the last message must be the user's", "messages")
-    return turns
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content if part.get("type") == "text")

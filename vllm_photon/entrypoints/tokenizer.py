@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.tokenizers.hf import CachedHfTokenizer
 
+from vllm_photon.spatial.prompts import ModelSkills
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 
 
@@ -27,17 +28,18 @@ def token_text(vocab: SpatialVocab, token_id: int) -> str:
             return "<|image|>"
 
 
-def with_virtual_ids(tokenizer: Any, vocab: SpatialVocab) -> Any:
-    """A copy of a fast tokenizer that knows the virtual ids of ``vocab``.
+def with_virtual_ids(tokenizer: Any, skills: ModelSkills) -> Any:
+    """A copy of a fast tokenizer that knows a model's virtual ids, and its skills.
 
     The class is made here since vLLM's own wrappers derive from the class of the tokenizer that
     they are given, and so must we.
     """
     base = type(tokenizer)
+    vocab = skills.vocab
     size = vocab.vocab_size
 
     class PhotonTokenizer(base):  # type: ignore[misc, valid-type]
-        spatial_vocab = vocab
+        spatial_skills = skills
 
         @property
         def max_token_id(self) -> int:
@@ -74,7 +76,7 @@ def with_virtual_ids(tokenizer: Any, vocab: SpatialVocab) -> Any:
             )
 
         def __reduce__(self) -> Any:
-            return with_virtual_ids, (tokenizer, vocab)
+            return with_virtual_ids, (tokenizer, skills)
 
     PhotonTokenizer.__name__ = f"Photon{base.__name__}"
     wrapped = copy.copy(tokenizer)

@@ -1,8 +1,8 @@
-"""The wire form of Moondream's HTTP interface: what each endpoint takes and answers.
+"""The wire form of Moondream's HTTP interface: what each endpoint takes.
 
 The shapes are those of the ``moondream`` Python client (2.6), which talks to its cloud and to a
 local server alike. Every request becomes a chat request, so that models, adapters, image limits,
-logging and metrics are vLLM's own.
+logging and metrics are vLLM's own. What comes back is in :mod:`vllm_photon.entrypoints.replies`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ TEXT_TEMPERATURE = 0.2
 TEXT_TOP_P = 0.9
 MAX_TOKENS = 768
 
+# Parameters of the chat request, by the fields that they are made of.
+_FIELDS = {
+    "photon_length": "length",
+    "photon_max_objects": "settings.max_objects",
+    "photon_reasoning": "reasoning",
+    "photon_spatial_refs": "spatial_refs",
+    "max_completion_tokens": "settings.max_tokens",
+}
+
 
 class Settings(BaseModel):
     """How to sample. ``max_objects`` is for point and detect."""
@@ -37,6 +46,8 @@ class SkillRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     task: ClassVar[Task]
+    # The field that becomes the message's text, and whether answers may come in pieces.
+    subject: ClassVar[str] = ""
     streams: ClassVar[bool] = False
 
     model: str | None = Field(
@@ -52,9 +63,11 @@ class SkillRequest(BaseModel):
         """Whether the answer is to come in pieces."""
         return self.streams and bool(getattr(self, "stream", False))
 
-    def text(self) -> str:
-        """The object or question."""
-        return ""
+    def field_of(self, parameter: str | None) -> str | None:
+        """The field here that a parameter of the chat request was made of."""
+        if parameter == "messages":
+            return self.subject or parameter
+        return _FIELDS.get(parameter or "", parameter)
 
     def arguments(self) -> dict[str, Any]:
         """The skill's arguments, as ``vllm_xargs``."""
@@ -65,13 +78,14 @@ class SkillRequest(BaseModel):
         content: list[dict[str, Any]] = []
         if self.image_url is not None:
             content.append({"type": "image_url", "image_url": {"url": self.image_url}})
-        content.append({"type": "text", "text": self.text()})
+        content.append({"type": "text", "text": getattr(self, self.subject, "")})
         greedy = self.task not in (Task.QUERY, Task.CAPTION)
         settings = self.settings
         return ChatCompletionRequest(
             model=self.model,
             messages=[{"role": "user", "content": content}],
             stream=self.wants_stream,
+            stream_options={"include_usage": True} if self.wants_stream else None,
             temperature=_or(settings.temperature, 0.0 if greedy else TEXT_TEMPERATURE),
             top_p=_or(settings.top_p, 1.0 if greedy else TEXT_TOP_P),
             max_completion_tokens=_or(
@@ -83,6 +97,8 @@ class SkillRequest(BaseModel):
 
 
 class _ObjectRequest(SkillRequest):
+    subject = "object"
+
     image_url: str = Field(min_length=1)
     object: str = Field(description="What to look for")
 
@@ -91,9 +107,6 @@ class _ObjectRequest(SkillRequest):
     def _not_blank(cls, value: str) -> str:
         with bad_request():
             return clean_object(value, "object")
-
-    def text(self) -> str:
-        return self.object
 
 
 class _References(BaseModel):
@@ -149,10 +162,12 @@ class QueryRequest(SkillRequest, _References):
     """An answer to a question, about an image or not."""
 
     task = Task.QUERY
+    subject = "question"
     streams = True
 
     image_url: str | None = Field(default=None, min_length=1)
     question: str
+    reasoning: bool = Field(default=False, description="Think first, and show where")
     stream: bool = False
 
     @field_validator("question")
@@ -162,8 +177,18 @@ class QueryRequest(SkillRequest, _References):
             raise VLLMValidationError("question is blank", parameter="question")
         return value
 
-    def text(self) -> str:
-        return self.question
+    def arguments(self) -> dict[str, Any]:
+        reasoning = {"photon_reasoning": 1} if self.reasoning else {}
+        return {**super().arguments(), **reasoning, **self.reference_arguments()}
+
+
+class SegmentRequest(_ObjectRequest, _References):
+    """What is its outline? Moondream 3 only."""
+
+    task = Task.SEGMENT
+    streams = True
+
+    stream: bool = False
 
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments(), **self.reference_arguments()}
@@ -176,49 +201,3 @@ def _max_objects(request: SkillRequest) -> dict[str, Any]:
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-class _Reply(BaseModel):
-    request_id: str
-    finish_reason: str | None = Field(description="stop, or length when the answer was cut")
-    usage: dict[str, Any]
-
-
-class Point(BaseModel):
-    """A point, as shares of the image sides."""
-
-    x: float
-    y: float
-
-
-class Box(BaseModel):
-    """A box, as shares of the image sides."""
-
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
-
-
-class PointReply(_Reply):
-    """The points found, maybe none."""
-
-    points: list[Point]
-
-
-class DetectReply(_Reply):
-    """The boxes found, maybe none."""
-
-    objects: list[Box]
-
-
-class CaptionReply(_Reply):
-    """A description."""
-
-    caption: str
-
-
-class QueryReply(_Reply):
-    """An answer."""
-
-    answer: str

@@ -9,6 +9,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.transformers_utils.repo_utils import file_or_path_exists
 
 from vllm_photon.config import WORKER_CLS, PhotonConfig
+from vllm_photon.entrypoints import REASONING_PARSER
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -35,7 +36,7 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
-        """Our worker; the chosen rules; the check that an image fits one step; no speculation.
+        """Our worker and reasoning parser; the chosen rules; one step for an image; no speculation.
 
         Speculative decoding drops every id above the vocabulary, and a request would wait for
         tokens that never come.
@@ -49,6 +50,9 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = WORKER_CLS
         vllm_config.scheduler_config.disable_chunked_mm_input = True
+        # The server reads its parser's name from this same object.
+        structured = vllm_config.structured_outputs_config
+        structured.reasoning_parser = structured.reasoning_parser or REASONING_PARSER
 
 
 def _has_tokenizer(model_config: ModelConfig) -> bool:

@@ -54,7 +54,7 @@ class ModelSkills:
     @property
     def tasks(self) -> frozenset[Task]:
         """The skills that this checkpoint has a template for."""
-        return frozenset(task for task in Task if task in self.templates)
+        return frozenset(task for task in Task if self.templates.get(task))
 
     def check(self, params: SkillParams, field: str = "photon_task") -> None:
         """SkillError when the checkpoint lacks what is asked for."""
