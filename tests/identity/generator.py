@@ -52,6 +52,8 @@ def _ask(draw: random.Random, name: str, index: int) -> Ask:
     if chance(0.3):
         params |= {"temperature": draw.choice([0.3, 0.8, 1.2]), "seed": draw.randrange(10**6)}
         params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
+        if chance(0.3):
+            params |= {"n": draw.randint(2, 3)}
     if chance(0.12):
         params |= {"logprobs": draw.randint(0, 5)}
     if chance(0.05):
@@ -65,10 +67,6 @@ def _ask(draw: random.Random, name: str, index: int) -> Ask:
                 {"presence_penalty": -0.4, "repetition_penalty": 0.9},
             ]
         )
-    if chance(0.1):
-        params |= {"n": draw.randint(2, 3)}
-        if params["temperature"] and chance(0.5):
-            params |= {"top_k": 5}
     if chance(0.12):
         form = draw.choice([{"json": SCHEMA}, {"regex": "(ab|cd|[0-9]){3,20}z"}])
         params |= {"structured_outputs": form, "ignore_eos": False}

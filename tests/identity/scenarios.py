@@ -21,7 +21,7 @@ from tests.identity.workload import Ask, Workload
 
 
 def _plain() -> list[Workload]:
-    likely_eos = {str(EOS_ID): 11.0}
+    likely_eos = each([{str(EOS_ID): bias} for bias in (11.0, 8.0, 5.0)])
     schema = {"json": SCHEMA}
     regex = {"regex": "(ab|cd|[0-9]){5,30}z"}
     sampled: Params = {"temperature": 0.8, "top_p": 0.95, "top_k": 50}

@@ -25,10 +25,21 @@ CASES = [
 
 
 @cache
-def results(name: str, form: str) -> list[Result]:
+def outcome(name: str, form: str) -> list[Result] | str:
+    """The results of all workloads, or how the engine failed."""
     setup = SETUPS[name]
-    loras = models.text_loras(setup.loras)
-    return run(setup, form, SCENARIOS[name], models.MODELS[setup.model](), loras)
+    model, loras = models.MODELS[setup.model](), models.text_loras(setup.loras)
+    try:
+        return run(setup, form, SCENARIOS[name], model, loras)
+    except RuntimeError as error:
+        return str(error)
+
+
+def result(name: str, form: str, number: int) -> Result:
+    found = outcome(name, form)
+    if isinstance(found, str):
+        pytest.fail(found, pytrace=False)
+    return found[number]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +49,7 @@ def results(name: str, form: str) -> list[Result]:
 )
 def test_i9_same_answers_as_stock(name: str, form: str, number: int) -> None:
     workload = SCENARIOS[name][number]
-    reference = results(name, SETUPS[name].forms[0])[number]
-    photon = results(name, form)[number]
+    reference = result(name, SETUPS[name].forms[0], number)
+    photon = result(name, form, number)
     assert differences(workload, reference, photon) == []
     assert missing(workload, [photon]) == []
