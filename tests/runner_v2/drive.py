@@ -128,7 +128,7 @@ class Watch:
             "runner": type(worker.model_runner).__mro__[1].__name__,
             "in_flight": self._most_in_flight,
             "preempted": self._preempted,
-            "uses_slots": worker._slots.steps > 0,
+            "uses_slots": worker.slots.steps > 0,
             # One block is never handed out.
             "held_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
         }

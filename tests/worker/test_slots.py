@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from vllm_photon.worker import PhotonWorker
 from vllm_photon.worker.slots import DecodeSlots, SlotError
 
 
@@ -68,3 +70,54 @@ def test_an_output_that_fails_keeps_its_slot() -> None:
         output.get_output()
     with pytest.raises(SlotError, match="I6"):
         slots.launch(Output("b"))
+
+
+class PlatformWorker:
+    """Gives out outputs that nobody reads while it warms up."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        return Output(grammar_output)
+
+    def compile_or_warm_up_model(self) -> str:
+        for step in range(5):
+            self.sample_tokens(step)
+        return "times"
+
+
+class Worker(PhotonWorker):
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.slots = None
+        self.rank = rank
+        self.parallel_config = SimpleNamespace(
+            world_size=ranks, tensor_parallel_size=2, prefill_context_parallel_size=1
+        )
+        self.vllm_config = SimpleNamespace(max_concurrent_batches=2)
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = PhotonWorker.__mro__[1]
+    for name in ("sample_tokens", "compile_or_warm_up_model"):
+        monkeypatch.setattr(base, name, getattr(PlatformWorker, name), raising=False)
+
+
+@pytest.mark.usefixtures("platform")
+def test_i6_holds_for_the_rank_that_is_read_once_it_is_warm() -> None:
+    for rank in range(4):  # two stages of two ranks: the first of the last stage is read
+        worker = Worker(rank, ranks=4)
+        assert worker.compile_or_warm_up_model() == "times"
+        for step in range(2):
+            worker.sample_tokens(step)
+        if rank == 2:
+            with pytest.raises(SlotError, match="I6"):
+                worker.sample_tokens(2)
+        else:
+            worker.sample_tokens(2)
+
+
+@pytest.mark.usefixtures("platform")
+def test_an_output_on_the_host_needs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhotonWorker.__mro__[1], "sample_tokens", lambda self, masks: "ready")
+    worker = Worker(2, ranks=4)
+    worker.compile_or_warm_up_model()
+    assert [worker.sample_tokens(None) for _ in range(3)] == ["ready"] * 3

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+    from vllm.v1.worker.worker_base import CompilationTimes
 elif current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
@@ -48,7 +49,7 @@ class PhotonWorker(PlatformWorker):
             )
         if kwargs.get("rank", args[1] if len(args) > 1 else 0) == 0:
             logger.info("%s", mode_line(vllm_config))
-        self._slots = DecodeSlots(vllm_config.max_concurrent_batches)
+        self.slots: DecodeSlots | None = None
         if vllm_config.use_v2_model_runner:
             self.outputs_ready_at_return = False
         if vllm_config.scheduler_config.async_scheduling and self.outputs_ready_at_return:
@@ -67,13 +68,19 @@ class PhotonWorker(PlatformWorker):
         runner.__class__ = adapted(runner.__class__)
         runner.attach()
 
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times = super().compile_or_warm_up_model()
+        # Not earlier: nobody reads the outputs of warm-up steps.
+        self.slots = DecodeSlots(self.vllm_config.max_concurrent_batches)
+        return times
+
     def sample_tokens(
         self, grammar_output: GrammarOutput | None
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         output = super().sample_tokens(grammar_output)
-        if isinstance(output, AsyncModelRunnerOutput) and self._is_read:
-            return self._slots.launch(output)
-        return output
+        if self.slots is None or not isinstance(output, AsyncModelRunnerOutput):
+            return output
+        return self.slots.launch(output) if self._is_read else output
 
     @property
     def _is_read(self) -> bool:
