@@ -21,6 +21,7 @@ def apply() -> None:
     detokenizer_hook()
     admission_hook()
     endpoints_hook()
+    adapterless_rows_hook()
 
 
 def applied() -> bool:
@@ -174,3 +175,33 @@ def endpoints_hook() -> None:
 
     setattr(load_endpoint_plugins, _MARK, True)
     plugins.load_endpoint_plugins = load_endpoint_plugins
+
+
+def adapterless_rows_hook() -> None:
+    """Keep a LoRA adapter off the rows of a batch that asked for none, on the CPU.
+
+    What: wraps the torch form of ``bgmv_shrink``, where such rows then give zeros.
+    Why: their adapter index is -1, which indexes the last adapter, so a request to the base model
+    beside one with an adapter is answered wrongly; the kernels of other platforms skip them.
+    Removed by: vLLM pull request 48421 or 49656.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    stock = lora_ops.bgmv_shrink
+    if hasattr(stock, _MARK):
+        return
+
+    def bgmv_shrink(
+        inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0
+    ) -> None:
+        stock(inputs, weights, output, indices, scaling)
+        output[indices < 0] = 0
+
+    setattr(bgmv_shrink, _MARK, True)
+    for module in (lora_ops, punica_cpu):
+        module.bgmv_shrink = bgmv_shrink

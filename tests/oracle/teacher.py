@@ -12,27 +12,34 @@ from PIL import Image
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_bin
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
-STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+# vLLM takes the process's groups down with any engine, so none may be collected before the last.
+_ALIVE: list[Any] = []
 
 
-def start(checkpoint: Path, **settings: Any) -> Any:
-    """An in-process engine over stock's worker: the model is under test here, not the steps."""
+def engine(checkpoint: Path, **settings: Any) -> Any:
+    """An engine in this process, as users have it."""
     from vllm import LLM
 
-    return LLM(
+    llm = LLM(
         str(checkpoint),
         **{
-            "worker_cls": STOCK_WORKER,
-            "skip_tokenizer_init": True,
             "dtype": "float32",
             "enforce_eager": True,
             "kv_cache_memory_bytes": 64 << 20,
             "max_model_len": 2048,
-            "max_num_seqs": 4,
+            "max_num_seqs": 8,
             "seed": 0,
             **settings,
         },
     )
+    _ALIVE.append(llm)
+    return llm
+
+
+def start(checkpoint: Path, **settings: Any) -> Any:
+    """An engine over stock's worker: the model is under test here, not the steps."""
+    worker = "vllm.v1.worker.cpu_worker.CPUWorker"
+    return engine(checkpoint, worker_cls=worker, skip_tokenizer_init=True, **settings)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.oracle.teacher import DATA, fed_ids
+from tests.oracle.teacher import DATA, engine, fed_ids
 from vllm_photon.spatial.tokens import SpatialVocab
 
 MD2 = DATA / "md2"
@@ -24,15 +24,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    from vllm import LLM
-
-    return LLM(
-        str(MD2),
-        dtype="float32",
-        enforce_eager=True,
-        kv_cache_memory_bytes=128 << 20,
-        max_num_seqs=8,
-    )
+    return engine(MD2)
 
 
 def request(image: int, case: str) -> tuple[dict[str, Any], Any, list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.oracle.teacher import DATA, fed_ids
+from tests.oracle.teacher import DATA, engine, fed_ids
 from vllm_photon.spatial.tokens import SpatialVocab
 
 MD3 = DATA / "md3"
@@ -19,15 +19,10 @@ DIVISORS = {"published": 1024, "engine": 1023}
 @pytest.mark.parametrize(("rules", "ranks"), [("published", 1), ("engine", 1), ("published", 2)])
 def test_all_at_once(rules: str, ranks: int) -> None:
     """Ids exactly; the text is the objects as JSON, boxes clamped to the picture."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    llm = LLM(
-        str(MD3),
-        dtype="float32",
-        enforce_eager=True,
-        kv_cache_memory_bytes=128 << 20,
-        max_model_len=2048,
-        max_num_seqs=8,
+    llm = engine(
+        MD3,
         tensor_parallel_size=ranks,
         additional_config={"photon": {"rules": rules}},
     )
@@ -54,7 +49,8 @@ def test_all_at_once(rules: str, ranks: int) -> None:
     try:
         outputs = llm.generate([c[1] for c in cases], [c[2] for c in cases], use_tqdm=False)
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        if ranks > 1:  # Workers of their own; see teacher.py for the rest.
+            llm.llm_engine.engine_core.shutdown()
     for (task, _, _, expected, objects), output in zip(cases, outputs, strict=True):
         assert list(output.outputs[0].token_ids) == expected
         answer = json.loads(output.outputs[0].text)["points" if task == "point" else "objects"]

@@ -12,9 +12,11 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import (
     MultiModalEmbeddings,
+    SupportsLoRA,
     SupportsMultiModal,
     SupportsPP,
 )
+from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
@@ -25,12 +27,13 @@ from vllm_photon.models.vision import VisionTower
 from vllm_photon.spatial.tokens import SpatialVocab
 
 
-class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
+class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, SupportsPP):
     """The published model; a SupportsSpatial. Subclasses say what differs by generation."""
 
     text_class: ClassVar[type[TextModel]] = TextModel
     single_layer_region: ClassVar[bool] = False
-    packed_modules_mapping: dict[str, list[str]] = {}
+    # One projection in the checkpoint and in adapters: packed of nothing but itself.
+    packed_modules_mapping = {"qkv": ["qkv"]}
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "model.text.wte": "text.wte.weight",
@@ -69,6 +72,10 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
         """None: images are placed by id, not by text."""
         return None
 
+    def get_mm_mapping(self) -> MultiModelKeys:
+        """Which part is which; adapters apply to the text model."""
+        return MultiModelKeys.from_string_field(language_model="text", tower_model="vision")
+
     def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
         """For each image [1 + grid * grid, dim]: BOS and the image, as the prefix wants them.
 
@@ -106,4 +113,6 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load published names; a name that has no place here is an error."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        # The published code saves its key and value caches too when it has answered before.
+        loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=[".k_cache", ".v_cache"])
+        return loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
