@@ -81,10 +81,11 @@ def test_text(teacher: Teacher, image: int | None, name: str, case: dict[str, An
     assert predicted.argmax(dim=-1).tolist() == case["out"]
 
 
+@torch.inference_mode()
 def test_scales_of_queries_and_values(teacher: Teacher, rules: str) -> None:
     """The two GELUs differ, and each rule set has its own."""
     attention = teacher.model.text.blocks[0].attn
-    width = attention.qkv.weight.shape[0]
+    width = attention.tau.wq.shape[1]
     qkv = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 729, 730, 2000])
     weights = {name: value.clone() for name, value in attention.tau.named_parameters()}
@@ -98,22 +99,21 @@ def test_scales_of_queries_and_values(teacher: Teacher, rules: str) -> None:
             torch.tanh(features @ weights[name].T) + by_position for name in ("wq", "wv")
         ]
     own, other = ("none", "tanh") if rules == "published" else ("tanh", "none")
-    with torch.inference_mode():
-        got = attention.tau(positions, qkv)
+    got = attention.tau(positions, qkv)
     for part in range(2):
         assert torch.allclose(got[part], expected[own][part], atol=1e-6)
         assert not torch.allclose(got[part], expected[other][part], atol=1e-5)
 
 
+@torch.inference_mode()
 def test_experts(teacher: Teacher) -> None:
     """Against every expert computed for every token."""
     mlp = teacher.model.text.blocks[1].mlp
     x = torch.randn(7, mlp.fc1.weight.shape[2], generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        gate, up = torch.einsum("nd,eid->nei", x, mlp.fc1.weight).chunk(2, dim=-1)
-        each = torch.einsum("nei,edi->ned", F.gelu(gate) * (up + 1), mlp.fc2.weight)
-        logits = x @ mlp.router.weight.T + mlp.router.bias
-        lowest_chosen = logits.topk(mlp.top).values[:, -1:]
-        weights = logits.masked_fill(logits < lowest_chosen, float("-inf")).softmax(dim=-1)
-        expected = (each * weights[..., None]).sum(dim=1)
-        assert torch.allclose(mlp(x), expected, atol=1e-5)
+    gate, up = torch.einsum("nd,eid->nei", x, mlp.fc1.weight).chunk(2, dim=-1)
+    each = torch.einsum("nei,edi->ned", F.gelu(gate) * (up + 1), mlp.fc2.weight)
+    logits, _ = mlp.router(x)
+    lowest_chosen = logits.topk(mlp.top).values[:, -1:]
+    weights = logits.masked_fill(logits < lowest_chosen, float("-inf")).softmax(dim=-1)
+    expected = (each * weights[..., None]).sum(dim=1)
+    assert torch.allclose(mlp(x), expected, atol=1e-5)
