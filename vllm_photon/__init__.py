@@ -7,7 +7,10 @@ __version__ = "0.1.0"
 
 def register() -> None:
     """Entry point of ``vllm.general_plugins``: everything that the plugin adds to vLLM."""
-    from vllm_photon import compat, entrypoints, models
+    from vllm_photon import compat
+
+    compat.check_version()
+    from vllm_photon import entrypoints, models
 
     compat.apply()
     models.register()

@@ -13,6 +13,22 @@ if TYPE_CHECKING:
 
 
 _MARK = "_vllm_photon"
+SUPPORTED = ("0.30", "0.31", "0.32")
+"""The releases whose hooks ``tests/test_contract.py`` pins and ``make compat`` runs."""
+
+
+def check_version(version: str | None = None) -> None:
+    """RuntimeError, one sentence, when this vLLM (or ``version``) is not supported."""
+    from vllm import __version__ as installed
+
+    from vllm_photon import __version__
+
+    version = version or installed
+    if ".".join(version.split(".")[:2]) not in SUPPORTED:
+        raise RuntimeError(
+            f"vllm-photon {__version__} works with vLLM {', '.join(SUPPORTED)} and not with "
+            f"{version}: install one of those, or leave the plugin out with VLLM_PLUGINS"
+        )
 
 
 def apply() -> None:
