@@ -31,6 +31,21 @@ def enable() -> None:
     backends["cpu"] = _Backend
     _stand_in_for_top_k_top_p()
     _stand_in_for_bitmask()
+    _warm_up_as_on_a_gpu()
+
+
+def _warm_up_as_on_a_gpu() -> None:
+    """The GPU's worker runs warm-up steps whose outputs nobody reads; the CPU's has none."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    stock = CPUWorker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        warmup_kernels(self.model_runner, self.execute_model, self.sample_tokens)
+        return stock(self)
+
+    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
 
 
 def _stand_in_for_top_k_top_p() -> None:
