@@ -103,6 +103,7 @@ def test_reasoning_by_any_name(fields: dict[str, Any], reasons: bool) -> None:
             request('/point {"max_objects": 2}', vllm_xargs={"photon_max_objects": 3}),
         ),
         ("reasoning", request(reasoning="yes")),
+        ("truncate_prompt_tokens", request(truncate_prompt_tokens=5)),
         ("photon_reasoning", request(reasoning=True, vllm_xargs={"photon_task": "point"})),
         ("photon_length", request('/caption {"length": "endless"}')),
         (

@@ -6,6 +6,7 @@ The oracle's answers hold at most 16 tokens of reasoning and 16 of text.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -212,6 +213,28 @@ def test_reasoning_over_the_endpoint(http: httpx.Client, image_urls: list[str]) 
     assert events[-1]["reasoning"] == whole["reasoning"]
     assert events[-1]["usage"] == whole["usage"]
     assert events[-1]["completed"] is True
+
+
+def test_all_skills_at_once(chat: openai.OpenAI, image_urls: list[str]) -> None:
+    """What each answers alone, it answers among the others."""
+    cases: list[tuple[str | None, str, dict[str, Any]]] = [
+        (image_urls[0], QUESTION, REASONING),
+        (image_urls[1], QUESTION, REASONING),
+        (image_urls[1], BUSY.object, {"photon_task": "detect", "photon_max_objects": 3}),
+        (image_urls[1], BUSY.object, {"photon_task": "point", "photon_max_objects": 5}),
+        (image_urls[1], "", {"photon_task": "caption"}),
+        (None, "return a", {"photon_task": "query"}),
+        (image_urls[0], "def f", {"photon_task": "query", "photon_spatial_refs": "[[0.5, 0.5]]"}),
+        (image_urls[1], "def f", {}),
+    ]
+
+    def ids(case: tuple[str | None, str, dict[str, Any]]) -> list[int]:
+        return ask(chat, *case, max_tokens=40).choices[0].token_ids
+
+    alone = [ids(case) for case in cases]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        for _ in range(2):
+            assert list(pool.map(ids, cases)) == alone
 
 
 def test_docs(http: httpx.Client) -> None:

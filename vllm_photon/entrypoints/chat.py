@@ -32,6 +32,11 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
     argument.
     """
     with bad_request():
+        if request.truncate_prompt_tokens is not None:
+            raise SkillError(
+                "truncate_prompt_tokens would cut off the ids around the question; leave it out",
+                "truncate_prompt_tokens",
+            )
         arguments = _arguments(request, params.chat_template_kwargs)
         skill = parse_extra_args(arguments)
         if skill is None:
