@@ -1,4 +1,4 @@
-"""Run the suite's core against every vLLM that the plugin supports, each in an environment of its own.
+"""Run the suite's core against every vLLM that is supported, each in its own environment.
 
 ``python scripts/compat.py [VERSION ...]``: for each version makes ``.venv-VERSION`` from the lock
 file, with the pins that this version needs instead (``requirements/compat-VERSION.txt``), installs

@@ -8,7 +8,7 @@ import pytest
 from vllm import EngineArgs
 from vllm.config import VllmConfig
 
-from tests.identity.models import text_model
+from tests.identity.models import MOONDREAM, text_model
 from vllm_photon.config import WORKER_CLS, PhotonConfig, is_photon, mode_line
 from vllm_photon.executor.executors import PhotonMultiprocExecutor, PhotonUniProcExecutor
 from vllm_photon.worker import PhotonWorker
@@ -152,3 +152,8 @@ def _decided(config: VllmConfig) -> tuple[Any, ...]:
         parallel.distributed_executor_backend,
         config.max_concurrent_batches,
     )
+
+
+def test_i11_no_threshold_that_never_lets_an_image_in() -> None:
+    with pytest.raises(ValueError, match="long_prefill_token_threshold: Moondream"):
+        configure(str(MOONDREAM), max_model_len=1024, long_prefill_token_threshold=256)

@@ -11,7 +11,7 @@ import httpx
 from tests.serve.server import Server
 
 TIMEOUT_S = 240
-LONG = 400
+LONG = 900
 """Tokens of an answer that is still under way when something happens to it."""
 
 

@@ -47,7 +47,7 @@ CAUSES = {
 def test_a_broken_engine_ends_at_once_and_whole(cause: str, tmp_path: Path) -> None:
     act, words = CAUSES[cause]
     log = tmp_path / "server.log"
-    arguments = ("--worker-cls", FAULTY, "--max-model-len", "512", "--max-num-seqs", "16")
+    arguments = ("--worker-cls", FAULTY, "--max-model-len", "1024", "--max-num-seqs", "16")
     with serving(text_model(), log, *arguments, PYTHONPATH=str(ROOT)) as server:
         family = Family(server.process.pid)
         crowd = Crowd(server)

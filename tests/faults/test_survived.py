@@ -21,7 +21,7 @@ CLIENTS = 6
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("faults") / "server.log"
     arguments = ("--worker-cls", "vllm_photon.worker.PhotonWorker")
-    limits = ("--max-model-len", "512", "--max-num-seqs", "16")
+    limits = ("--max-model-len", "1024", "--max-num-seqs", "16")
     with serving(text_model(), log, *arguments, *limits, VLLM_SERVER_DEV_MODE="1") as running:
         yield running
 
@@ -58,9 +58,9 @@ def test_a_request_that_never_fits_fails_alone(
     server: Server, undisturbed: list[list[int]]
 ) -> None:
     crowd = busy_crowd(server)
-    response = complete(server, 60, prompt=prompt(60, length=600), max_tokens=5)
+    response = complete(server, 60, prompt=prompt(60, length=1100), max_tokens=5)
     assert response.status_code == 400
-    assert "512" in response.json()["error"]["message"]
+    assert "1024" in response.json()["error"]["message"]
     assert [tokens(r) for r in crowd.responses()] == undisturbed  # type: ignore[arg-type]
 
 

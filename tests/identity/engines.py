@@ -56,6 +56,8 @@ class Setup:
     model: str = "text"
     loras: int = 0
     processor_entry_point: bool = False
+    plugin_in_stock: bool = False
+    """Load the plugin's patches in the stock form too: its own bug is not the subject."""
 
 
 CHUNKED = {"max_num_batched_tokens": 64}
@@ -84,7 +86,9 @@ SETUPS: dict[str, Setup] = {
     "processors": Setup({"logits_processors": [HISTORY]}),
     "entry-point": Setup(processor_entry_point=True),
     "lora": Setup(
-        {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 4}, loras=3
+        {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 4},
+        loras=3,
+        plugin_in_stock=True,
     ),
     "spatial": Setup(SPATIAL, forms=("blocking", "photon-mp"), model="moondream2"),
     "spatial-starved": Setup(
@@ -113,9 +117,13 @@ def run(
             "workloads": [asdict(workload) for workload in workloads],
             "out": str(out),
         }
+        environment = _environment()
         path = [str(ROOT)]
         if setup.processor_entry_point:
             path.append(_entry_point(Path(scratch)))
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+        if form == "stock" and not setup.plugin_in_stock:
+            environment["VLLM_PLUGINS"] = "none"
         process = subprocess.run(
             [sys.executable, "-m", "tests.identity.engine_process"],
             input=json.dumps(job),
@@ -123,7 +131,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env=_environment(path),
+            env=environment,
             check=False,
         )
         if process.returncode or not out.exists():
@@ -132,10 +140,9 @@ def run(
         return [Result.from_json(result) for result in json.loads(out.read_text())]
 
 
-def _environment(path: list[str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",

@@ -46,6 +46,11 @@ class MoondreamServingConfig(VerifyAndUpdateConfig):
                 "speculative_config: Moondream does not support speculative decoding, "
                 "which drops coordinate ids"
             )
+        if vllm_config.scheduler_config.long_prefill_token_threshold:
+            raise ValueError(
+                "long_prefill_token_threshold: Moondream computes an image in one step, "
+                "which a smaller threshold would never allow; leave it at 0"
+            )
         vllm_config.model_config.hf_config.rules = PhotonConfig.of(vllm_config).rules
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = WORKER_CLS
