@@ -10,35 +10,36 @@ stopped and continued. The exported checkpoint holds the averaged weights.
 
 import argparse
 import copy
-import math
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.scenes import COLOURS, KINDS
+from scripts.tiny.blueprint import draw, warm_decoders
 from scripts.tiny.data import Batches
 from scripts.tiny.evaluate import evaluate
 from scripts.tiny.export import CROP, PATCH, export, load, model_config
+from scripts.tiny.losses import answer_loss, code_loss, patch_loss
 from scripts.tiny.model import PatchHeads, TinyMoondream
 from scripts.tiny.muon import Muon
-from scripts.tiny.tasks import BINS, NOWHERE, Asker
+from scripts.tiny.tasks import Asker
 from scripts.tiny.vocabulary import build_tokenizer, templates
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long each stage is and how big its batches are."""
+    """How long each stage is and how big its batches are; `small` is a toy model for tests."""
 
     seed: int = 1
-    vision_steps: int = 1000
+    vision_steps: int = 800
     vision_batch: int = 32
     steps: int = 6000
     batch: int = 16
@@ -46,8 +47,11 @@ class Plan:
     lr: float = 2e-3
     warmup: int = 200
     decay: float = 0.3
-    average: float = 0.998
+    average: float = 0.995
+    vision_scale: float = 0.2
     every: int = 250
+    warm_steps: int = 600
+    small: bool = False
 
     def rate(self, step: int) -> float:
         """The learning rate: warm-up in each stage, flat, then linearly down at the end."""
@@ -66,89 +70,33 @@ class Trainee(nn.Module):
         self.patches = PatchHeads(dim, len(COLOURS), len(KINDS))
 
 
-def patch_loss(heads: PatchHeads, features: Tensor, labels: Tensor) -> Tensor:
-    """What each patch shows, against `Batches._patches` labels (B, N, 8)."""
-    features = features.float()
-    colour, kind = labels[..., 0].long(), labels[..., 1].long()
-    shown = colour > 0
-    loss = F.cross_entropy(heads.colour(features).flatten(0, 1), colour.flatten())
-    loss = loss + F.cross_entropy(heads.kind(features).flatten(0, 1), kind.flatten())
-    centre = heads.centre(features)[..., 0]
-    loss = loss + 3 * F.binary_cross_entropy_with_logits(centre, labels[..., 2])
-    box = heads.box(features[shown])
-    place = F.smooth_l1_loss(box[:, :2] * 0.1, labels[shown][:, 3:5], beta=0.01)
-    size = F.smooth_l1_loss(box[:, 2:], labels[shown][:, 5:7], beta=0.1)
-    return loss + 10 * place + size
-
-
-def smooth_bins(logits: Tensor, bins: Tensor, sigma: float) -> Tensor:
-    """Cross entropy of (M, 1024) logits against a Gaussian around the true bin, mean over M."""
-    offset = torch.arange(BINS, dtype=torch.float32)[None] - bins[:, None]
-    target = torch.softmax(-0.5 * (offset / sigma) ** 2, dim=-1)
-    return -(target * F.log_softmax(logits.float(), dim=-1)).sum(-1).mean()
-
-
-def answer_loss(model: TinyMoondream, features: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Token, coordinate and size losses of every packed question."""
-    cache = model.prefix(features)
-    prefix, segment = cache[0][0].shape[2], batch["segment"]
-    b, t = segment.shape
-    same = (segment[:, :, None] == segment[:, None, :]) & torch.ones(t, t, dtype=torch.bool).tril()
-    mask = torch.cat([torch.ones(b, t, prefix, dtype=torch.bool), same], dim=-1)[:, None]
-    x = model.embed(batch["ids"], batch["kind"], batch["coord"], batch["size"])
-    hidden, shares = model.text.tail(x, prefix + batch["position"], mask, cache)
-    asked = batch["target"] >= 0
-    weight = batch["weight"][asked]
-    token = F.cross_entropy(
-        model.text.logits(hidden[asked]).float(), batch["target"][asked], reduction="none"
-    )
-    loss = (token * weight).sum() / weight.sum()
-    placed = batch["coord_target"] >= 0
-    coords = model.region.coord_decoder(hidden[placed])
-    loss = loss + smooth_bins(coords, batch["coord_target"][placed], 8.0) - COORD_FLOOR
-    sized = batch["size_target"][..., 0] >= 0
-    sizes = model.region.size_decoder(hidden[sized]).unflatten(-1, (2, BINS))
-    size_loss = smooth_bins(sizes.flatten(0, 1), batch["size_target"][sized].flatten(), 12.0)
-    loss = loss + 0.5 * (size_loss - SIZE_FLOOR)
-    return loss + GUIDE_WEIGHT * sum(guide_loss(shares[i], batch) for i in GUIDED_LAYERS)
-
-
-def guide_loss(share: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """How little one head looks at the patches that show the answer (at BOS, if nothing does).
-
-    share is (B, T, P + T). Without this the model takes very long to find out that the words of
-    the question name what a patch shows.
-    """
-    source, owner = batch["source"], batch["patches"][..., 7].long()
-    patches = owner.shape[1]
-    there = owner[:, None, :] == source[:, :, None]
-    looked = (share[..., 1 : 1 + patches].float() * there).sum(-1)
-    looked = torch.where(source == NOWHERE, share[..., 0].float(), looked)
-    asked = (there.any(-1) & (source > 0)) | (source == NOWHERE)
-    return -torch.log(looked[asked] + 1e-3).mean()
-
-
-# One head of these layers is taught where to look.
-GUIDED_LAYERS, GUIDE_WEIGHT = (1, 2), 0.3
-# Entropy of the smoothed targets, so that a perfect answer costs nothing in the log.
-COORD_FLOOR = math.log(8.0 * math.sqrt(2 * math.pi * math.e))
-SIZE_FLOOR = math.log(12.0 * math.sqrt(2 * math.pi * math.e))
-
-
 def optimizers(trainee: Trainee, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the blocks' matrices, AdamW for everything else."""
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    """Muon for the blocks' matrices, AdamW for everything else; `scale` of a group slows it.
+
+    The frequencies of coordinates stay as they were tuned.
+    """
+    trainee.model.region.coord_features.requires_grad_(False)
+    sides: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    eyes: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, p in trainee.named_parameters():
-        (matrices if ".blocks." in name and p.ndim == 2 else others).append(p)
+        if p.requires_grad:
+            seeing = name.startswith("model.vision") and "proj_mlp" not in name
+            (eyes if seeing else sides)[".blocks." in name and p.ndim == 2].append(p)
+
+    def groups(matrix: bool) -> list[dict[str, Any]]:
+        return [
+            {"params": sides[matrix], "scale": 1.0},
+            {"params": eyes[matrix], "scale": plan.vision_scale},
+        ]
+
     return [
-        Muon(matrices, plan.lr),
-        torch.optim.AdamW(others, lr=plan.lr, weight_decay=0.01, betas=(0.9, 0.98)),
+        Muon(groups(True), plan.lr),
+        torch.optim.AdamW(groups(False), lr=plan.lr, weight_decay=0.01, betas=(0.9, 0.98)),
     ]
 
 
-def batches(plan: Plan, asker: Asker, start: int, workers: int) -> Iterator[tuple[int, dict]]:
-    """(step, batch) from `start` to the end of the plan."""
+def batches(plan: Plan, asker: Asker, start: int, workers: int) -> Iterator[dict[str, Tensor]]:
+    """One batch a step, from `start` to the end of the plan."""
     total = plan.vision_steps + plan.steps
     stages = (
         (0, plan.vision_steps, plan.vision_batch, 0),
@@ -157,81 +105,113 @@ def batches(plan: Plan, asker: Asker, start: int, workers: int) -> Iterator[tupl
     for first, last, batch, tokens in stages:
         data = Batches(asker, plan.seed, total, batch, tokens, CROP, PATCH)
         todo = range(max(first, start), last)
-        yield from zip(
-            todo,
-            DataLoader(data, batch_size=None, sampler=todo, num_workers=workers),
-            strict=True,
-        )
+        yield from DataLoader(data, batch_size=None, sampler=todo, num_workers=workers)
+
+
+class Run:
+    """A plan under way: weights, their average, optimizers and the step, kept in one file."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan = plan
+        self.tokenizer = build_tokenizer()
+        self.asker = Asker(self.tokenizer, templates(self.tokenizer))
+        self.config = model_config(self.tokenizer, plan.small)
+        self.trainee = Trainee(TinyMoondream(self.config))
+        self.average = copy.deepcopy(self.trainee.model)
+        self.opts = optimizers(self.trainee, plan)
+        self.step, self.best = 0, -1.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.saved = folder / "state.pt"
+        if self.saved.exists():
+            self._load()
+        else:
+            draw(self.trainee.model, self.tokenizer)
+            warm_decoders(self.trainee.model.region, plan.warm_steps)
+            self.average.load_state_dict(self.trainee.model.state_dict())
+
+    def _load(self) -> None:
+        kept = torch.load(self.saved, weights_only=True)
+        self.trainee.load_state_dict(kept["trainee"])
+        self.average.load_state_dict(kept["average"])
+        for opt, state in zip(self.opts, kept["opts"], strict=True):
+            opt.load_state_dict(state)
+        self.step, self.best = kept["step"], kept["best"]
+
+    def save(self) -> None:
+        kept = {
+            "trainee": self.trainee.state_dict(),
+            "average": self.average.state_dict(),
+            "opts": [opt.state_dict() for opt in self.opts],
+            "step": self.step,
+            "best": self.best,
+        }
+        torch.save(kept, self.saved.with_suffix(".new"))
+        os.replace(self.saved.with_suffix(".new"), self.saved)
+
+    def learn(self, batch: dict[str, Tensor]) -> float:
+        """One step; returns the loss."""
+        answering = self.step >= self.plan.vision_steps
+        for opt in self.opts:
+            for group in opt.param_groups:
+                slow = group["scale"] if answering else 1.0
+                group["lr"] = slow * self.plan.rate(self.step)
+        with torch.autocast("cpu", torch.bfloat16):
+            pixels = batch["pixels"].float() / 127.5 - 1
+            features = self.trainee.model.vision.encode(pixels)
+            image = self.trainee.model.vision.project(features)
+            loss = patch_loss(self.trainee.patches, features, batch["patches"])
+            loss = loss + code_loss(image, batch["patches"])
+            if answering:
+                loss = 0.3 * loss + answer_loss(self.trainee.model, image, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trainee.parameters(), 1.0)
+        for opt in self.opts:
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        self.step += 1
+        keep = min(self.plan.average, self.step / (self.step + 9))
+        with torch.no_grad():
+            for a, p in zip(
+                self.average.parameters(), self.trainee.model.parameters(), strict=True
+            ):
+                a.lerp_(p, 1 - keep)
+        return loss.item()
+
+    def score(self, target: Path) -> None:
+        """Score the averaged weights on held-out questions; export them if they are the best."""
+        with torch.autocast("cpu", torch.bfloat16):
+            figures = evaluate(self.average, self.asker, CROP, 384, seed=0).summary()
+        print(f"{self.step} held out {figures}", flush=True)
+        merit = sum(value for name, value in figures.items() if name != "point_error")
+        if merit > self.best:
+            self.best = merit
+            self.export(target)
+
+    def export(self, target: Path) -> None:
+        """Write the averaged weights as a checkpoint folder."""
+        export(self.average.state_dict(), self.config, self.tokenizer, target)
 
 
 def train(plan: Plan, state: Path, target: Path, workers: int) -> None:
-    """Run, or continue, the plan; export the averaged weights whenever they score better."""
-    torch.manual_seed(plan.seed)
-    tokenizer = build_tokenizer()
-    asker = Asker(tokenizer, templates(tokenizer))
-    config = model_config(tokenizer)
-    trainee = Trainee(TinyMoondream(config))
-    average = copy.deepcopy(trainee.model)
-    opts = optimizers(trainee, plan)
-    start, best = 0, -1.0
-    state.mkdir(parents=True, exist_ok=True)
-    saved = state / "state.pt"
-    if saved.exists():
-        kept = torch.load(saved, weights_only=True)
-        trainee.load_state_dict(kept["trainee"])
-        average.load_state_dict(kept["average"])
-        for opt, s in zip(opts, kept["opts"], strict=True):
-            opt.load_state_dict(s)
-        start, best = kept["step"], kept["best"]
-    size = sum(p.numel() for p in trainee.model.parameters())
-    print(f"{size / 1e6:.2f} M parameters, from step {start}", flush=True)
+    """Run, or continue, the plan; SIGTERM saves and stops."""
+    run = Run(plan, state)
+    size = sum(p.numel() for p in run.trainee.model.parameters())
+    print(f"{size / 1e6:.2f} M parameters, from step {run.step}", flush=True)
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
-    began, running = time.monotonic(), 0.0
-    for step, batch in batches(plan, asker, start, workers):
-        for opt in opts:
-            for group in opt.param_groups:
-                group["lr"] = plan.rate(step)
-        with torch.autocast("cpu", torch.bfloat16):
-            pixels = batch["pixels"].float() / 127.5 - 1
-            features = trainee.model.vision.encode(pixels)
-            loss = patch_loss(trainee.patches, features, batch["patches"])
-            if step >= plan.vision_steps:
-                loss = 0.3 * loss + answer_loss(trainee.model, features, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-            opt.zero_grad(set_to_none=True)
-        keep = min(plan.average, (step + 1) / (step + 10))
-        with torch.no_grad():
-            for a, p in zip(average.parameters(), trainee.model.parameters(), strict=True):
-                a.lerp_(p, 1 - keep)
-        running += loss.item()
-        if (step + 1) % 50 == 0:
-            pace = (step + 1 - start) / (time.monotonic() - began)
-            print(f"{step + 1} loss {running / 50:.4f} {pace:.2f} steps/s", flush=True)
+    began, first, running = time.monotonic(), run.step, 0.0
+    for batch in batches(plan, run.asker, run.step, workers):
+        running += run.learn(batch)
+        if run.step % 50 == 0:
+            pace = (run.step - first) / (time.monotonic() - began)
+            print(f"{run.step} loss {running / 50:.4f} {pace:.2f} steps/s", flush=True)
             running = 0.0
-        due = (step + 1) % plan.every == 0 or step + 1 == plan.vision_steps + plan.steps
-        if not due and not stopping:
-            continue
-        if due and step >= plan.vision_steps:
-            with torch.autocast("cpu", torch.bfloat16):
-                figures = evaluate(average, asker, CROP, 384, seed=0).summary()
-            print(f"{step + 1} held out {figures}", flush=True)
-            merit = sum(v for k, v in figures.items() if k != "point_error")
-            if merit > best:
-                best = merit
-                export(average.state_dict(), config, tokenizer, target, torch.bfloat16)
-        kept = {
-            "trainee": trainee.state_dict(),
-            "average": average.state_dict(),
-            "opts": [opt.state_dict() for opt in opts],
-            "step": step + 1,
-            "best": best,
-        }
-        torch.save(kept, saved.with_suffix(".new"))
-        os.replace(saved.with_suffix(".new"), saved)
+        due = run.step % plan.every == 0 or run.step == plan.vision_steps + plan.steps
+        if due and run.step > plan.vision_steps:
+            run.score(target)
+        if due or stopping:
+            run.save()
         if stopping:
             return
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from benchmarks.questions import held_out
 from benchmarks.score import Box, Score
+from scripts.tiny.bins import BINS, size_value
 from scripts.tiny.data import resized
 from scripts.tiny.model import KeyValue, TinyMoondream
-from scripts.tiny.tasks import ANSWER, BINS, COORD, EOS, SIZE, Asker, size_value
+from scripts.tiny.tasks import ANSWER, COORD, EOS, SIZE, Asker
 
 MAX_OBJECTS, MAX_TEXT = 10, 80
 
@@ -43,7 +44,7 @@ class Row:
 @torch.no_grad()
 def decode(model: TinyMoondream, pixels: Tensor, prompts: list[tuple[str, list[int]]]) -> list[Row]:
     """Answer one (skill, prompt ids) per picture of `pixels` (B, H, W, 3)."""
-    cache = model.prefix(model.vision.encode(pixels))
+    cache = model.prefix(model.vision.project(model.vision.encode(pixels)))
     rows = [
         Row(s, list(p), [0] * len(p), [0.0] * len(p), [(0.0, 0.0)] * len(p), []) for s, p in prompts
     ]

@@ -16,7 +16,7 @@ CROP, PATCH = 112, 14
 
 def model_config(tokenizer: Tokenizer, small: bool = False) -> dict[str, Any]:
     """The nested `config` of config.json; `small` is a toy for tests of this code."""
-    dim, layers, enc_dim, enc_layers = (64, 1, 32, 1) if small else (192, 4, 128, 4)
+    dim, layers, enc_dim, enc_layers = (192, 3, 32, 1) if small else (192, 3, 128, 4)
     return {
         "text": {
             "dim": dim,
@@ -68,18 +68,21 @@ def export(
     config: dict[str, Any],
     tokenizer: Tokenizer,
     folder: Path,
-    dtype: torch.dtype,
 ) -> None:
-    """Write config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
+    """Write config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
+
+    The file holds bfloat16 to be small; the config asks for float32, since bfloat16 arithmetic
+    can't tell the axes of coordinates apart (see `blueprint`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     outer = {
         "architectures": ["HfMoondream"],
         "model_type": "moondream1",
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": "float32",
         "config": config,
     }
     (folder / "config.json").write_text(json.dumps(outer, indent=1) + "\n")
-    cast = {f"model.{name}": w.to(dtype).contiguous() for name, w in weights.items()}
+    cast = {f"model.{name}": w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
     save_file(cast, folder / "model.safetensors", metadata={"format": "pt"})
     save_tokenizer(tokenizer, folder)
 

@@ -204,9 +204,8 @@ class TinyMoondream(nn.Module):
         self.region = Region(config["region"])
         self.bos_id = config["tokenizer"]["bos_id"]
 
-    def prefix(self, features: Tensor) -> list[KeyValue]:
-        """Keys and values of BOS and the image, from vision features (B, N, enc_dim)."""
-        image = self.vision.project(features)
+    def prefix(self, image: Tensor) -> list[KeyValue]:
+        """Keys and values of BOS and the image embeddings (B, N, dim)."""
         bos = self.text.wte[self.bos_id].expand(image.shape[0], 1, -1)
         return self.text.prefix(torch.cat([bos.to(image.dtype), image], dim=1))
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,11 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.01
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.95,
+        decay: float = 0.01,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 

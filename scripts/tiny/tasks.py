@@ -5,7 +5,6 @@ at each position. Prompts follow the published Moondream 2 rules: objects are en
 leading space, a query ends with the answer token twice.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,26 +14,13 @@ from tokenizers import Tokenizer
 
 from benchmarks.questions import Wanted, wanted_in
 from benchmarks.scenes import COLOURS, KINDS, Scene, Shape, object_name
+from scripts.tiny.bins import BINS, coord_bin, size_bin, size_value
 
 EOS, ANSWER, COORD, SIZE = 0, 3, 5, 6
-BINS = 1024
 NOWHERE = -1
 # How much a wrong token costs: starting or ending an object decides an answer, while the grammar
 # leaves no other choice inside one.
 CHOICE_WEIGHT, FORCED_WEIGHT, TEXT_WEIGHT = 1.5, 0.1, 0.7
-
-
-def coord_bin(value: float) -> int:
-    return min(max(int(value * BINS), 0), BINS - 1)
-
-
-def size_bin(value: float) -> int:
-    """The bin of a width or height: ten octaves, 1023 steps."""
-    return min(max(round((math.log2(max(value, 2**-10)) + 10) / 10 * 1023), 0), BINS - 1)
-
-
-def size_value(index: int) -> float:
-    return 2.0 ** (index / 1023 * 10 - 10)
 
 
 @dataclass
@@ -117,9 +103,9 @@ class Asker:
         for s in scene.matching(*want):
             source = 1 + scene.shapes.index(s)
             for i, value in enumerate((s.x, s.y)):
-                index = coord_bin(value)
+                index = coord_bin(value, i)
                 seq.expect(COORD, FORCED_WEIGHT if i else CHOICE_WEIGHT, source, coord=index)
-                seq.feed(COORD, coord=min(max(index / BINS + jitter(), 0.0), 1.0))
+                seq.feed(COORD, coord=coord_bin(index / BINS + jitter(), i) / BINS)
             if skill == "detect":
                 bins = (size_bin(s.w), size_bin(s.h))
                 seq.expect(SIZE, FORCED_WEIGHT, source, size=bins)

@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.scenes import sample_scene
+from scripts.tiny.bins import BINS, coord_bin, size_bin
 from scripts.tiny.data import Batches
-from scripts.tiny.tasks import BINS, COORD, EOS, SIZE, Asker, ask, caption, coord_bin, size_bin
+from scripts.tiny.tasks import COORD, EOS, SIZE, Asker, ask, caption
 from scripts.tiny.vocabulary import RESERVED, build_tokenizer, templates
 from vllm_photon.spatial import tokens as served
 from vllm_photon.spatial.prompts import ModelSkills
@@ -49,11 +50,18 @@ def test_prompts_are_those_of_the_server(tokenizer, asker, skill):
     assert prompt == [0, -7, *asker.prompt(skill, text)]
 
 
-def test_bins_are_those_of_the_server():
+def test_size_bins_are_those_of_the_server():
     for i in range(400):
-        value = (i + 0.5) / 400
-        assert size_bin(value) == served.size_bin(value)
-        assert coord_bin(value) == int(value * BINS)
+        assert size_bin((i + 0.5) / 400) == served.size_bin((i + 0.5) / 400)
+
+
+def test_coordinates_are_near_and_tell_their_axis():
+    for i in range(401):
+        x, y = (coord_bin(i / 400, axis) for axis in (0, 1))
+        assert x % 8 == 0
+        assert y % 8 == 4
+        assert abs(x / BINS - i / 400) <= 8 / BINS
+        assert abs(y / BINS - i / 400) <= 4 / BINS
 
 
 def test_detect_sequences_follow_the_grammar(asker):
