@@ -54,6 +54,12 @@ def test_a_command_becomes_arguments_and_text() -> None:
     assert chat.messages[-1]["content"] == [IMAGE, {"type": "text", "text": "cat"}]
 
 
+def test_a_command_as_a_bare_part() -> None:
+    chat = request(['/point {"object": "cat"}', IMAGE])
+    assert asked(chat) == {"photon_task": "point"}
+    assert chat.messages[-1]["content"] == [IMAGE, {"type": "text", "text": "cat"}]
+
+
 def test_a_command_with_references() -> None:
     chat = request('/query {"question": "Why?", "spatial_refs": [[0.5, 0.5]], "reasoning": true}')
     assert asked(chat)["photon_spatial_refs"] == "[[0.5, 0.5]]"

@@ -37,7 +37,7 @@ def test_without_a_system_message() -> None:
 
 def test_text_among_images() -> None:
     parts = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "a"}, "b"]
-    assert text_of(message("user", [*parts, {"type": "text", "text": "c"}])) == "a\nc"
+    assert text_of(message("user", [*parts, {"type": "text", "text": "c"}])) == "a\nb\nc"
     assert text_of({"role": "user"}) == ""
 
 

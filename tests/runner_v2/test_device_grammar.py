@@ -21,7 +21,14 @@ from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 VOCAB = SpatialVocab(40)
 CLASSES = TokenClasses(VOCAB)
 GRAMMAR = DeviceGrammar(CLASSES, torch.device("cpu"))
-STARTS = [State.POINT_X, State.DETECT_X, State.ANSWER, State.REASON, State.SEGMENT]
+STARTS = [
+    State.POINT_X,
+    State.DETECT_X,
+    State.ANSWER,
+    State.REASON,
+    State.REASON_TWICE,
+    State.SEGMENT,
+]
 bins = st.integers(0, 1023)
 TOKENS = {
     TokenClass.TEXT: st.integers(10, 39),

@@ -39,7 +39,21 @@ def test_fields_beside_the_answer_are_left_alone() -> None:
     assert parse({"points": [], "request_id": "r", "usage": {"total_tokens": 3}}) == Answer()
 
 
-@pytest.mark.parametrize("text", ["", "A red car.", "[]", '{"points": [{"x": 1}]}', "3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "A red car.",
+        "[]",
+        "3",
+        '{"points": [{"x": 1}]}',
+        '{"points": 3}',
+        '{"objects": 3}',
+        '{"bbox": 3}',
+        '{"reasoning": "because"}',
+        '{"reasoning": {"grounding": [{}]}}',
+    ],
+)
 def test_no_answer(text: str) -> None:
     with pytest.raises(ValueError, match=r"answer|line 1"):
         parse(text)

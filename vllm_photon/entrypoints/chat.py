@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_photon.entrypoints.admission import bad_request, combined
-from vllm_photon.entrypoints.conversation import conversation_of
+from vllm_photon.entrypoints.conversation import conversation_of, is_text
 from vllm_photon.spatial.commands import parse_command
 from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, Task, parse_extra_args
 
@@ -81,7 +81,7 @@ def _unfold(request: ChatCompletionRequest) -> bool:
     flat = {k: json.dumps(v) if isinstance(v, list) else v for k, v in command.arguments.items()}
     request.vllm_xargs = {**(request.vllm_xargs or {}), **flat}
     content = messages[-1]["content"]
-    others = [] if isinstance(content, str) else [p for p in content if p.get("type") != "text"]
+    others = [] if isinstance(content, str) else [part for part in content if not is_text(part)]
     messages[-1] = {
         **messages[-1],
         "content": [*others, {"type": "text", "text": command.text}],

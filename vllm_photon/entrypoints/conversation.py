@@ -68,7 +68,10 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(
-        part["text"]
-        for part in content
-        if isinstance(part, Mapping) and part.get("type") == "text" and "text" in part
+        part if isinstance(part, str) else part["text"] for part in filter(is_text, content)
     )
+
+
+def is_text(part: Any) -> bool:
+    """Whether a part of a message's content is text."""
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")

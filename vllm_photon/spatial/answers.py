@@ -40,16 +40,17 @@ def parse(answer: str | Mapping[str, Any]) -> Answer:
     reply = json.loads(answer) if isinstance(answer, str) else answer
     if not isinstance(reply, Mapping):
         raise ValueError(f"answer: expected an object, got {reply!r}")
-    boxes = [*(reply.get("objects") or []), *filter(None, [reply.get("bbox")])]
-    grounding = (reply.get("reasoning") or {}).get("grounding") or []
-    grounded = [Point(*pair) for chunk in grounding for pair in chunk["points"]]
     try:
+        reasoning = reply.get("reasoning") or {}
+        grounded = [pair for part in reasoning.get("grounding") or [] for pair in part["points"]]
+        points = [Point(**point) for point in reply.get("points") or []]
+        boxes = [*(reply.get("objects") or []), *filter(None, [reply.get("bbox")])]
         return Answer(
-            points=(*(Point(**point) for point in reply.get("points") or []), *grounded),
+            points=(*points, *(Point(*pair) for pair in grounded)),
             boxes=tuple(Box(**box) for box in boxes),
             path=reply.get("path") or "",
         )
-    except TypeError as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"answer: {error}") from None
 
 
