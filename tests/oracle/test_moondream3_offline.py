@@ -16,7 +16,10 @@ FILES = {"published": "oracle_hf.json", "engine": "oracle_kestrel.json"}
 DIVISORS = {"published": 1024, "engine": 1023}
 
 
-@pytest.mark.parametrize(("rules", "ranks"), [("published", 1), ("engine", 1), ("published", 2)])
+@pytest.mark.parametrize(
+    ("rules", "ranks"),
+    [("published", 1), ("engine", 1), pytest.param("published", 2, marks=pytest.mark.slow)],
+)
 def test_all_at_once(rules: str, ranks: int) -> None:
     """Ids exactly; the text is the objects as JSON, boxes clamped to the picture."""
     from vllm import SamplingParams
