@@ -8,6 +8,7 @@ every process and possibly more than once, so it only ever sets the same values 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -151,7 +152,9 @@ def _add_processor(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
     if not is_spatial(model):
         return
-    module = "v2" if vllm_config.use_v2_model_runner else "v1"
+    # vLLM 0.30's model runner V2 has no such interface; with V1's class set, vLLM chooses V1.
+    has_v2 = find_spec("vllm.v1.worker.gpu.sample.logits_processor") is not None
+    module = "v2" if has_v2 and vllm_config.use_v2_model_runner else "v1"
     processor = f"vllm_photon.logits_processors.{module}:SpatialLogitsProcessor"
     given: list[Any] = list(model.logits_processors or [])
     if processor not in given:

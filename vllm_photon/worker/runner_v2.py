@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm_photon.logits_processors.v2 import SpatialLogitsProcessor
 from vllm_photon.models.interfaces import SupportsSpatial
 from vllm_photon.worker.finalize import decode_masked, placeholders
-from vllm_photon.worker.guards_v2 import guard
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+    from vllm_photon.logits_processors.v2 import SpatialLogitsProcessor
 
 
 class RunnerV2Mixin:
@@ -35,6 +35,9 @@ class RunnerV2Mixin:
         self._spatial = None
         # Only the last rank of a pipeline samples; the others are sent what it sampled.
         if isinstance(self.model, SupportsSpatial) and self.sampler is not None:
+            from vllm_photon.logits_processors.v2 import SpatialLogitsProcessor
+            from vllm_photon.worker.guards_v2 import guard
+
             (self._spatial,) = (
                 processor
                 for processor in self.sampler.logits_processors
