@@ -24,7 +24,8 @@ def random_workload(name: str, seed: int, count: int) -> Workload:
     when = _arrivals(draw)
     for request in requests:
         request.arrive = when()
-        request.abort = draw.randint(1, 25) if draw.random() < 0.15 else None
+        if "n" not in request.params and draw.random() < 0.15:
+            request.abort = draw.randint(1, 20)
         request.priority = draw.randint(0, 3)
     return Workload(f"random {name}, seed {seed}", requests)
 
@@ -44,7 +45,7 @@ def _ask(draw: random.Random, name: str, index: int) -> Ask:
     lengths = [(1, 12), (5, 60), (60, 250)] if name != "plain" else [(1, 12), (5, 60), (5, 30)]
     prompt = [draw.choice(TEXT_IDS) for _ in range(draw.randint(*draw.choice(lengths)))]
     params: Params = {
-        "max_tokens": 1 if draw.random() < 0.05 else draw.randint(2, 45),
+        "max_tokens": draw.randint(*draw.choice([(1, 1), (2, 12), (2, 12), (10, 45)])),
         "temperature": 0.0,
         "ignore_eos": draw.random() < 0.5,
     }

@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.identity import models
 from tests.identity.compare import differences
@@ -19,7 +20,7 @@ from tests.identity.generator import random_workload
 from tests.identity.workload import Result, Workload
 
 BATCH = 60
-PER_ENGINE = 20
+PER_ENGINE = 30
 """Workloads that one start of an engine runs."""
 
 
@@ -63,7 +64,8 @@ def _round(
     def results(form: str) -> list[Result]:
         return run(setup, form, workloads, model, loras)
 
-    expected, actual = results(setup.forms[0]), results(setup.forms[1])
+    with ThreadPoolExecutor(2) as pool:
+        expected, actual = pool.map(results, setup.forms[:2])
     judged = []
     for workload, left, right in zip(workloads, expected, actual, strict=True):
         counts = {**right.counts, "sequences": len(right.answers)}
