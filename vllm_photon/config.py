@@ -18,6 +18,7 @@ WORKER_CLS = "vllm_photon.worker.PhotonWorker"
 _SCHEDULER = "vllm_photon.executor.scheduler.PhotonScheduler"
 _BLOCKING_SCHEDULER = "vllm_photon.executor.scheduler.BlockingScheduler"
 _USER_DISABLED = "--no-async-scheduling was given"
+_BACKENDS = ("uni", "mp", "ray")
 _SCHEDULERS = (_SCHEDULER, _BLOCKING_SCHEDULER)
 
 
@@ -104,8 +105,9 @@ def blocking_reason(vllm_config: VllmConfig) -> str | None:
         return "pipeline parallelism keeps its own steps in flight"
     if scheduler.scheduler_cls is not None and scheduler.scheduler_cls not in _SCHEDULERS:
         return f"scheduler-cls {scheduler.scheduler_cls} does not count steps in flight"
-    if pipelined_executor(parallel.distributed_executor_backend) is None:
-        return f"executor {_name(parallel.distributed_executor_backend)} is none of uni, mp and ray"
+    backend = parallel.distributed_executor_backend
+    if pipelined_executor(backend) is None:
+        return f"executor {_name(backend)} is none of {', '.join(_BACKENDS)}"
     return None
 
 
@@ -117,18 +119,27 @@ def enable(vllm_config: VllmConfig, *, user_disabled: bool = False) -> None:
     from vllm_photon.executor.executors import pipelined_executor
 
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
-    if vllm_config.model_config is None:
+    model = vllm_config.model_config
+    if model is None:
         return
     reason = blocking_reason(vllm_config)
     if reason is None and user_disabled:
         reason = _USER_DISABLED
     scheduler.async_scheduling = reason is None
+    executor = pipelined_executor(parallel.distributed_executor_backend)
     if reason is None:
         scheduler.scheduler_cls = _SCHEDULER
-        parallel.distributed_executor_backend = pipelined_executor(
-            parallel.distributed_executor_backend
+        parallel.distributed_executor_backend = executor
+    elif executor is not None and parallel.distributed_executor_backend not in _BACKENDS:
+        raise ValueError(
+            f"distributed-executor-backend {executor.__name__} runs pipelined steps only, and this "
+            f"server is to block, because {reason}: choose one of {', '.join(_BACKENDS)}"
         )
-    elif scheduler.scheduler_cls is None and vllm_config.model_config.runner_type == "generate":
+    elif (
+        scheduler.scheduler_cls is None
+        and model.runner_type == "generate"
+        and not model.is_diffusion
+    ):
         scheduler.scheduler_cls = _BLOCKING_SCHEDULER
     _add_processor(vllm_config)
 

@@ -54,6 +54,20 @@ def test_the_flag_turns_everything_on(model: str) -> None:
     )
 
 
+OURS = "vllm_photon.executor.executors.PhotonUniProcExecutor"
+
+
+def test_our_executor_by_its_dotted_name(model: str) -> None:
+    config = configure(model, distributed_executor_backend=OURS)
+    assert config.parallel_config.distributed_executor_backend is PhotonUniProcExecutor
+    assert config.scheduler_config.async_scheduling is True
+
+
+def test_our_executor_does_not_block(model: str) -> None:
+    with pytest.raises(ValueError, match="choose one of uni, mp, ray"):
+        configure(model, distributed_executor_backend=OURS, **photon(pipeline=False))
+
+
 def test_in_process_executor(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     config = configure(model, distributed_executor_backend="uni")
@@ -87,7 +101,7 @@ def test_deciding_again_decides_the_same(model: str, arguments: dict[str, Any]) 
         ({"scheduler_cls": STOCK}, f"scheduler-cls {STOCK} does not count steps in flight"),
         (
             {"distributed_executor_backend": "external_launcher"},
-            "executor external_launcher is none of uni, mp and ray",
+            "executor external_launcher is none of uni, mp, ray",
         ),
     ],
     ids=["photon", "flag", "speculative", "pooling", "pipeline-parallel", "scheduler", "executor"],

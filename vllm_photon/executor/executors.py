@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -130,10 +131,15 @@ def _ray_executor() -> type[Executor]:
 def pipelined_executor(backend: Any) -> type[Executor] | None:
     """Our executor over vLLM's ``distributed_executor_backend``; None when there is none.
 
-    A class that already is ours is returned as it is.
+    A class that already is ours, or its dotted name, is kept.
     """
-    if isinstance(backend, type) and issubclass(backend, PipelinedExecutor):
-        return backend
+    ours = {"uni": PhotonUniProcExecutor, "mp": PhotonMultiprocExecutor}
+    if backend in ours:
+        return ours[backend]
     if backend == "ray":
         return _ray_executor()
-    return {"uni": PhotonUniProcExecutor, "mp": PhotonMultiprocExecutor}.get(backend)
+    if isinstance(backend, str) and "." in backend:
+        backend = resolve_obj_by_qualname(backend)
+    if isinstance(backend, type) and issubclass(backend, PipelinedExecutor):
+        return backend
+    return None
