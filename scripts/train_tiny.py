@@ -39,7 +39,7 @@ class Plan:
     """How long each stage is and how big its batches are; `small` is a toy model for tests."""
 
     seed: int = 1
-    vision_steps: int = 800
+    vision_steps: int = 1000
     vision_batch: int = 32
     steps: int = 6000
     batch: int = 16

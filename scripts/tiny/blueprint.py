@@ -73,6 +73,10 @@ def patch_code(labels: Tensor) -> Tensor:
 def draw(model: TinyMoondream, tokenizer: Tokenizer) -> None:
     """Write the head start into a freshly made model."""
     text, region = model.text, model.region
+    grid = model.vision.grid
+    across = _bumps((torch.arange(grid) + 0.5) / grid, 0, 1, PLACES)
+    model.vision.pos_emb[0, :, :PLACES] += across.repeat(grid, 1)
+    model.vision.pos_emb[0, :, PLACES : 2 * PLACES] += across.repeat_interleave(grid, dim=0)
     text.wte.mul_(0.5)
     text.wte[:, :NAMES].mul_(0.3)
     text.wte[model.bos_id, FIRST] = 1.5

@@ -30,10 +30,10 @@ def patch_loss(heads: PatchHeads, features: Tensor, labels: Tensor) -> Tensor:
 
 def code_loss(image: Tensor, labels: Tensor) -> Tensor:
     """How far the image embeddings (B, N, dim) are from the code of what they show."""
-    wanted = patch_code(labels)
-    gap = (image[..., :CODE].float() - wanted) ** 2
-    rest = image[..., CODE:].float() ** 2
-    return 10 * gap.mean() + 0.01 * rest.mean()
+    shown = labels[..., 0] > 0
+    gap = ((image[..., :CODE].float() - patch_code(labels)) ** 2).sum(-1)
+    rest = (image[..., CODE:].float() ** 2).mean()
+    return gap[shown].mean() + 0.5 * gap[~shown].mean() + 0.5 * rest
 
 
 def answer_loss(model: TinyMoondream, image: Tensor, batch: dict[str, Tensor]) -> Tensor:
