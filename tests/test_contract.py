@@ -165,7 +165,7 @@ SOURCES: dict[str, list[str]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ["_request_blocks_can_be_freed"],
     "vllm.v1.core.encoder_cache_manager:EncoderCacheManager": [
         "self.cached:",
-        "self.num_embeds_by_hash",
+        "get_num_encoder_embeds",
         "self.freeable",
         "self.num_freeable_slots",
     ],

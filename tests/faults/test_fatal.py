@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def test_a_broken_engine_ends_at_once_and_whole(cause: str, tmp_path: Path) -> N
         family = Family(server.process.pid)
         crowd = Crowd(server)
         wait_for(lambda: running(server) > 0, 60)
+        began = time.monotonic()
         act(server, family)
-        for got in crowd.responses():
+        responses = crowd.responses()
+        assert time.monotonic() - began < HEARD_S
+        for got in responses:
             if isinstance(got, httpx.Response):
                 assert got.status_code == 500, got.text
                 assert got.json()["error"]["message"]

@@ -31,6 +31,8 @@ def _plain() -> list[Workload]:
         "repetition_penalty": each([1.3, None, 1.0]),
     }
     return [
+        # First, while the shared generator is as it was at the start: no row is a zombie here.
+        Workload("unseeded, in step", asks(8, 20, tokens=(30, 30), temperature=0.8)),
         *(Workload(f"greedy {n}", asks(n, n)) for n in (1, 8, 32)),
         Workload(
             "eos", asks(32, 1, ignore_eos=False, logit_bias=likely_eos), ["stop:eos", "length"]

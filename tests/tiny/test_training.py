@@ -62,7 +62,7 @@ def test_the_export_has_the_published_names_and_answers_alike(trained, tmp_path)
     _, _, image = next(held_out(0, 1, CROP))
     pixels = torch.from_numpy(np.asarray(resized(image, CROP), np.float32))[None] / 127.5 - 1
     prompt = trained.asker.prompt("detect", "red circle")
-    rounded = {k: w.bfloat16().float() for k, w in trained.average.state_dict().items()}
+    rounded = {k: w.half().float() for k, w in trained.average.state_dict().items()}
     trained.average.load_state_dict(rounded)
     rows = [decode(m, pixels, [("detect", prompt)])[0] for m in (model, trained.average)]
     assert rows[0].values == rows[1].values

@@ -27,23 +27,23 @@ class HeldEncoderCache(EncoderCacheManager):
     def __init__(self, cache_size: int, newest_step: Callable[[], Step[Any] | None]) -> None:
         super().__init__(cache_size)
         self._newest_step = newest_step
-        self._held: dict[Step[Any], set[str]] = {}
+        self._held: dict[Step[Any], dict[str, int]] = {}
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         step = self._newest_step()
         mm_hash = request.mm_features[input_id].identifier
         if step is not None and self.cached.get(mm_hash):
-            self._held.setdefault(step, set()).add(mm_hash)
+            embeds = request.get_num_encoder_embeds(input_id)
+            self._held.setdefault(step, {})[mm_hash] = embeds
             self.cached[mm_hash].add(_holder(step))
         super().free_encoder_input(request, input_id)
 
     def release(self, step: Step[Any]) -> None:
         """Drop the references of a committed step; entries without any become evictable."""
-        for mm_hash in self._held.pop(step, ()):
+        for mm_hash, embeds in self._held.pop(step, {}).items():
             references = self.cached[mm_hash]
             references.discard(_holder(step))
             if not references:
-                embeds = self.num_embeds_by_hash[mm_hash]
                 self.freeable[mm_hash] = embeds
                 self.num_freeable_slots += embeds
 
