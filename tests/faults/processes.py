@@ -20,7 +20,8 @@ class Family:
         self.shared_files = {path for member in self.members for path in _shared_files(member)}
 
     def named(self, part: str) -> psutil.Process:
-        return next(member for member in self.members if part in " ".join(member.cmdline()))
+        """The first process with that title; the kernel keeps 15 characters of it."""
+        return next(member for member in self.members if member.name()[:15] == part[:15])
 
     def alive(self) -> list[str]:
         return [
