@@ -172,8 +172,8 @@ def ask(rng: random.Random, asker: Asker, scene: Scene) -> Sequence:
         return rng.gauss(0.0, 0.012)
 
     roll = rng.random()
-    if roll < 0.66:
-        skill = "point" if roll < 0.28 else "detect"
+    if roll < 0.54:
+        skill = "point" if roll < 0.24 else "detect"
         if rng.random() < 0.02:
             word = "".join(rng.choice("abcdefghijklmnoprstuvwy") for _ in range(rng.randint(3, 7)))
             return asker.locate(skill, word, scene, (word, None), jitter)
