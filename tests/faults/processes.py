@@ -21,7 +21,9 @@ class Family:
 
     def named(self, part: str) -> psutil.Process:
         """The first process with that title; the kernel keeps 15 characters of it."""
-        return next(member for member in self.members if member.name()[:15] == part[:15])
+        titles = {member.name()[:15]: member for member in reversed(self.members)}
+        assert part[:15] in titles, f"no {part} among {sorted(titles)}"
+        return titles[part[:15]]
 
     def alive(self) -> list[str]:
         return [
