@@ -6,7 +6,11 @@ plugins once per process and may load them again in a child.
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +33,23 @@ def check_version(version: str | None = None) -> None:
             f"vllm-photon {__version__} works with vLLM {', '.join(SUPPORTED)} and not with "
             f"{version}: install one of those, or leave the plugin out with VLLM_PLUGINS"
         )
+
+
+def causal_dtype() -> torch.dtype:
+    """What the CPU attention kernel takes the causality of a row as: bool in vLLM 0.30."""
+    return torch.bool if _release() == "0.30" else torch.int32
+
+
+def chat_utils() -> ModuleType:
+    """The module of ``parse_chat_messages``, which vLLM 0.32 moved."""
+    moved = _release() == "0.32"
+    return import_module("vllm.renderers.chat_utils" if moved else "vllm.entrypoints.chat_utils")
+
+
+def _release() -> str:
+    from vllm import __version__
+
+    return ".".join(__version__.split(".")[:2])
 
 
 def apply() -> None:

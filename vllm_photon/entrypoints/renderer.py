@@ -18,11 +18,10 @@ from PIL.Image import DecompressionBombError
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
-from vllm.renderers.chat_utils import parse_chat_messages, parse_chat_messages_async
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
 
-from vllm_photon.compat import chat_hook
+from vllm_photon.compat import chat_hook, chat_utils
 from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined, forget_images
 from vllm_photon.entrypoints.conversation import Conversation, conversation_of
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
@@ -67,7 +66,9 @@ class PhotonRenderer(HfRenderer):
         """The conversation and its prompt. VLLMValidationError names what is wrong."""
         _check_images(messages)
         with _bad_image():
-            parsed = parse_chat_messages(messages, self.model_config, **_parsing(params))
+            parsed = chat_utils().parse_chat_messages(
+                messages, self.model_config, **_parsing(params)
+            )
         return self._rendered(parsed, params)
 
     async def render_messages_async(
@@ -76,7 +77,7 @@ class PhotonRenderer(HfRenderer):
         """The same as :meth:`render_messages`; fetches the image without blocking."""
         _check_images(messages)
         with _bad_image():
-            parsed = await parse_chat_messages_async(
+            parsed = await chat_utils().parse_chat_messages_async(
                 messages, self.model_config, **_parsing(params)
             )
         return self._rendered(parsed, params)

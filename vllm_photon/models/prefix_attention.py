@@ -21,6 +21,8 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from vllm_photon.compat import causal_dtype
+
 
 class PrefixSplitError(RuntimeError):
     """Invariant I11: a step holds only a part of what is left of an image prefix."""
@@ -116,5 +118,5 @@ def _as_rows(
         seq_lens=torch.tensor(seq_lens, dtype=meta.seq_lens.dtype),
         block_table_tensor=meta.block_table_tensor[list(requests)].contiguous(),
         max_query_len=int(bounds.diff().max()),
-        causal=torch.tensor(causal, dtype=torch.int32),
+        causal=torch.tensor(causal, dtype=causal_dtype()),
     )

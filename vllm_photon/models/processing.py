@@ -8,13 +8,12 @@ come from the vision tower, and it is the bidirectional prefix.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from transformers import BatchFeature
-from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.media import MediaWithBytes
@@ -39,6 +38,9 @@ from vllm.multimodal.processing.processor import (
 
 from vllm_photon.models.hf_config import Moondream2Config, Vision
 from vllm_photon.models.images import cut, displayed
+
+if TYPE_CHECKING:
+    from vllm.config.multimodal import MultiModalDummyOptions
 
 
 class MoondreamDataParser(MultiModalDataParser):
