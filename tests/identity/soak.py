@@ -38,7 +38,13 @@ def soak(requests: int, seed: int, setups: list[str]) -> bool:
             for index, size in enumerate(sizes)
         ]
         print(f"{name}: {sum(sizes)} requests in {len(workloads)} workloads", flush=True)
-        for workload, wrong, counts in _round(name, workloads):
+        try:
+            judged = _round(name, workloads)
+        except RuntimeError as error:
+            print(error, flush=True)
+            failed.append(f"{workloads[0].name} to {workloads[-1].name}: an engine failed")
+            judged = []
+        for workload, wrong, counts in judged:
             total.update(counts)
             total["requests"] += len(workload.asks)
             total["workloads"] += 1
