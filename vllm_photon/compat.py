@@ -151,17 +151,14 @@ def admission_hook() -> None:
 
     What: wraps ``InputProcessor.process_inputs``, where prompt and sampling parameters meet, and
     ``AsyncLLM.generate``, which so checks when it is called and not when it is first awaited.
-    Images of a request that is refused leave the frontend's cache.
     Why: the processors' ``validate_params`` sees neither the model nor the prompt, and runs after
-    a streaming response was opened with status 200; the cache takes the engine to have the image,
-    and the next request with it gets status 500.
-    Removed by: a ``validate_params`` that is given both, called before the stream is opened and
-    before images are processed.
+    a streaming response was opened with status 200.
+    Removed by: a ``validate_params`` that is given both, called before the stream is opened.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from vllm_photon.entrypoints.admission import admitted, forgetting_refused
+    from vllm_photon.entrypoints.admission import admitted
 
     if hasattr(InputProcessor, _MARK):
         return
@@ -170,14 +167,12 @@ def admission_hook() -> None:
     def process_inputs(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        with forgetting_refused(self.renderer, prompt):
-            params = admitted(self.model_config, prompt, params)
-            return stock_process(self, request_id, prompt, params, *args, **kwargs)
+        params = admitted(self.model_config, prompt, params)
+        return stock_process(self, request_id, prompt, params, *args, **kwargs)
 
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        with forgetting_refused(self.renderer, prompt):
-            params = admitted(self.model_config, prompt, sampling_params)
-            self.input_processor.validate_logits_processors_params(params)
+        params = admitted(self.model_config, prompt, sampling_params)
+        self.input_processor._validate_params(params, ("generate",))
         return stock_generate(self, prompt, params, *args, **kwargs)
 
     InputProcessor.process_inputs = process_inputs

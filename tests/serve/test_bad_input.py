@@ -280,6 +280,58 @@ def test_a_refused_image_can_be_asked_again(http: httpx.Client, mistake: dict[st
     assert good.status_code == 200, good.text[:500]
 
 
+def test_bad_and_good_requests_for_a_new_image_at_once(http: httpx.Client) -> None:
+    """What is refused takes nothing from requests that are being read at the same time."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), (7, 8, 9)).save(buffer, "PNG")
+    images = (data_url(buffer.getvalue()),)
+    bodies = [chat_body(images=images), chat_body(images=images, presence_penalty=1.0)] * 8
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda body: http.post("/chat/completions", json=body), bodies))
+    assert [reply.status_code for reply in replies] == [200, 400] * 8
+
+
+@pytest.mark.parametrize("path", ["/messages/count_tokens", "/messages"])
+def test_an_image_that_never_reached_the_engine_can_be_asked(http: httpx.Client, path: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), (len(path), 1, 2)).save(buffer, "PNG")
+    source = {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": base64.b64encode(buffer.getvalue()).decode(),
+    }
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "def"}]
+    message = {"role": "user", "content": content}
+    body = {"model": "moondream", "max_tokens": 4, "temperature": -1.0, "messages": [message]}
+    http.post(path, json=body)
+    good = http.post("/chat/completions", json=chat_body(images=(data_url(buffer.getvalue()),)))
+    assert good.status_code == 200, good.text[:500]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"stop_token_ids": [10**6]},
+        {"logprobs": True, "top_logprobs": 21},
+        {"repetition_detection": {"max_pattern_size": 4, "min_count": 2}},
+        {"xargs": {"photon_spatial_refs": "[" * 100_000}},
+    ],
+    ids=lambda mistake: str(mistake)[:40],
+)
+def test_refused_before_the_stream(http: httpx.Client, mistake: dict[str, Any]) -> None:
+    response = http.post("/chat/completions", json=chat_body(stream=True, **mistake))
+    assert response.status_code == 400, response.text[:500]
+    assert response.json()["error"]["code"] == 400
+
+
+@pytest.mark.parametrize(
+    "text", ["/detect " + '{"object":' * 5000, '/detect {"object":' + "[" * 10**5]
+)
+def test_deep_commands(http: httpx.Client, text: str) -> None:
+    body = {"model": "moondream", "messages": [{"role": "user", "content": text}]}
+    assert http.post("/chat/completions", json=body).status_code == 400
+
+
 def test_no_json(http: httpx.Client) -> None:
     response = http.post("/point", content=b"{", headers={"content-type": "application/json"})
     assert response.status_code == 400

@@ -20,7 +20,6 @@ from vllm_photon.spatial.skills import NEEDS_IMAGE, PREFIX, SkillError, parse_ex
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
-    from vllm.renderers import BaseRenderer
 
 # The key of an engine input under which the renderer leaves the arguments it rendered for.
 RENDERED = "photon_rendered"
@@ -98,27 +97,3 @@ def combined(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 )
             found[name], origin[name] = value, place
     return found
-
-
-@contextmanager
-def forgetting_refused(renderer: BaseRenderer, prompt: Any) -> Iterator[None]:
-    """When a request is refused, drop its images from the frontend's cache.
-
-    That cache holds what the engine has been sent, so that it is not sent again; of a refused
-    request the engine has seen nothing, and the next request with that image would fail.
-    """
-    try:
-        yield
-    except Exception:
-        forget_images(renderer, prompt)
-        raise
-
-
-def forget_images(renderer: BaseRenderer, engine_input: Any) -> None:
-    """Have the images of an engine input sent to the engine when they come again."""
-    cache = renderer.mm_processor_cache
-    if cache is None or not isinstance(engine_input, Mapping):
-        return
-    for hashes in (engine_input.get("mm_hashes") or {}).values():
-        for mm_hash in hashes:
-            cache.invalidate(mm_hash)

@@ -18,11 +18,12 @@ from PIL.Image import DecompressionBombError
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
+from vllm.multimodal.cache import LruKeyReplicatedSenderCache
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
 
 from vllm_photon.compat import chat_hook, chat_utils
-from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined, forget_images
+from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined
 from vllm_photon.entrypoints.conversation import Conversation, conversation_of
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
 from vllm_photon.spatial.commands import parse_command
@@ -44,11 +45,14 @@ _IMAGE_ERRORS = (
     RuntimeError,
     ClientError,
     DecompressionBombError,
+    MemoryError,
 )
 
 
 class PhotonRenderer(HfRenderer):
     """Renderer mode ``photon``; the skill comes from ``chat_template_kwargs``."""
+
+    _mm_processor_cache: Any
 
     def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
         skills = skills_of(config.model_config.hf_config)
@@ -59,6 +63,11 @@ class PhotonRenderer(HfRenderer):
             if tokenizer.eos_token_id is None:
                 tokenizer.eos_token = tokenizer.convert_ids_to_tokens(skills.eos_id)
         super().__init__(config, tokenizer)
+        if isinstance(self._mm_processor_cache, LruKeyReplicatedSenderCache):
+            # That cache sends an image once and its hash from then on. It takes a rendered image
+            # for sent; after a refusal, a client that left or a count of tokens it was not, and
+            # the next request with it would fail.
+            self._mm_processor_cache = self._mm_processor_only_cache
         self.skills = skills
         chat_hook()
 
@@ -153,7 +162,6 @@ class PhotonRenderer(HfRenderer):
         """
         length, limit = len(engine_input["prompt_token_ids"]), self.model_config.max_model_len
         if length >= limit:
-            forget_images(self, engine_input)
             raise VLLMValidationError(
                 f"the prompt has {length} tokens, of {limit} for prompt and answer together",
                 parameter="messages",

@@ -21,6 +21,7 @@ _INCOMPATIBLE: dict[str, Callable[[SamplingParams], object]] = {
     "min_tokens": lambda p: p.min_tokens,
     "ignore_eos": lambda p: p.ignore_eos,
     "stop": lambda p: p.stop,
+    "repetition_detection": lambda p: p.repetition_detection is not None,
 }
 
 

@@ -38,7 +38,7 @@ def parse_command(text: str, field: str) -> Command | None:
     allowed = ", ".join(sorted(_ARGUMENTS | ({subject} if subject else set())))
     try:
         given = json.loads(match[2].strip() or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise SkillError(f"{field}: /{task} must be followed by a JSON object or nothing", field)

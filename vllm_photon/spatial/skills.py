@@ -153,7 +153,7 @@ def parse_refs(value: Any, field: str) -> tuple[SpatialRef, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
     allowed = "a list of [x, y] and [x_min, y_min, x_max, y_max], each number in [0, 1]"
     if not isinstance(value, list | tuple):
