@@ -60,13 +60,15 @@ def serving(model: Path, log: Path, *arguments: str, **environment: str) -> Iter
         *("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--dtype", "float32"),
         *arguments,
     ]
+    # As a user starts it: what the in-process tests set for vLLM is not for the server.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+            env={**inherited, "HF_HUB_OFFLINE": "1", **environment},
         )
     try:
         server = Server(process, port, log)
