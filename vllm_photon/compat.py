@@ -36,8 +36,8 @@ def check_version(version: str | None = None) -> None:
 
 
 def causal_dtype() -> torch.dtype:
-    """What the CPU attention kernel takes the causality of a row as: bool in vLLM 0.30."""
-    return torch.bool if _release() == "0.30" else torch.int32
+    """What the CPU attention kernel takes the causality of a row as: bool before vLLM 0.32."""
+    return torch.int32 if _release() == "0.32" else torch.bool
 
 
 def chat_utils() -> ModuleType:

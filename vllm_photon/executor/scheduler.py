@@ -55,9 +55,6 @@ class WholePrefix:
             if start < end < start + feature.mm_position.length:
                 num_new_tokens = max(0, start - num_computed_tokens)
                 break
-        if num_new_tokens == 0:
-            budget = args[0] if args else kw["encoder_compute_budget"]
-            return [], 0, budget, [], []
         return super()._try_schedule_encoder_inputs(  # type: ignore[misc]
             request, num_computed_tokens, num_new_tokens, *args, **kw
         )
