@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 N ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint soak compat bench
+.PHONY: help venv demo test slow lint soak compat bench
 
 help: ## Show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -24,8 +24,11 @@ demo: $(READY) ## Serve the tiny Moondream, ask it, draw the answers to out/demo
 	$(BIN)/python -m scripts.demo
 
 test: $(READY) ## Run the test suite
-	$(BIN)/python -m pytest -q --ignore=tests/runner_v2
-	@if [ -d tests/runner_v2 ]; then $(BIN)/python -m pytest -q tests/runner_v2; fi
+	$(BIN)/python -m pytest -q -m "not soak and not slow" --ignore=tests/runner_v2
+	$(BIN)/python -m pytest -q tests/runner_v2
+
+slow: $(READY) ## Run the tests that kill and starve servers, and the two-rank ones
+	$(BIN)/python -m pytest -q -m slow
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .

@@ -15,6 +15,8 @@ from tests.faults.processes import Family, wait_for
 from tests.identity.models import text_model
 from tests.serve.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 FAULTY = "tests.faults.workers.FaultyWorker"
 ROOT = Path(__file__).parents[2]
 HEARD_S, GONE_S = 60, 90

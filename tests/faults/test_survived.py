@@ -14,6 +14,8 @@ from tests.faults.processes import Family, wait_for
 from tests.identity.models import text_model
 from tests.serve.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 6
 
 
