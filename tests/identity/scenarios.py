@@ -16,7 +16,7 @@ from tests.identity.building import (
     leaving,
 )
 from tests.identity.generator import random_workload
-from tests.identity.spatial_scenarios import mixed_skills, preempted_skills
+from tests.identity.spatial_scenarios import mixed_skills
 from tests.identity.workload import Ask, Workload
 
 
@@ -327,7 +327,7 @@ _BY_HAND: dict[str, list[Workload]] = {
     "entry-point": _processors(),
     "lora": _lora(),
     "spatial": mixed_skills(),
-    "spatial-starved": preempted_skills(),
+    "spatial-starved": [],
 }
 
 SCENARIOS: dict[str, list[Workload]] = {

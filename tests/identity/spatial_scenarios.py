@@ -67,13 +67,3 @@ def mixed_skills() -> list[Workload]:
             ["aborted"],
         ),
     ]
-
-
-def preempted_skills() -> list[Workload]:
-    mixed = ["point", "detect", "text", "query"]
-    requests = spatial_asks(16, 97, mixed)
-    for request in requests:
-        request.params |= {"max_tokens": 60, "ignore_eos": True}
-        if "extra_args" not in request.params:
-            request.prompt = request.prompt * 30
-    return [Workload("preempted", requests, ["preemptions"])]
