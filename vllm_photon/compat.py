@@ -28,7 +28,7 @@ def check_version(version: str | None = None) -> None:
     from vllm_photon import __version__
 
     version = version or installed
-    if ".".join(version.split(".")[:2]) not in SUPPORTED:
+    if _release(version) not in SUPPORTED:
         raise RuntimeError(
             f"vllm-photon {__version__} works with vLLM {', '.join(SUPPORTED)} and not with "
             f"{version}: install one of those, or leave the plugin out with VLLM_PLUGINS"
@@ -46,10 +46,11 @@ def chat_utils() -> ModuleType:
     return import_module("vllm.renderers.chat_utils" if moved else "vllm.entrypoints.chat_utils")
 
 
-def _release() -> str:
-    from vllm import __version__
+def _release(version: str | None = None) -> str:
+    """The first two numbers of ``version``, or of the installed vLLM."""
+    from vllm import __version__ as installed
 
-    return ".".join(__version__.split(".")[:2])
+    return ".".join((version or installed).split(".")[:2])
 
 
 def apply() -> None:

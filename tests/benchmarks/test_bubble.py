@@ -8,6 +8,7 @@ from benchmarks import bubble_report
 from benchmarks.bubble import MODES, Bench, Plan, measure
 from benchmarks.emulated.engine import EmulatedEngine
 from benchmarks.text_model import make_text_model
+from tests.benchmarks.machine import MACHINE
 
 PLAN = Plan(
     repeats=2,
@@ -44,17 +45,7 @@ def test_a_surprise_end_costs_one_row(results):
 
 
 def test_the_report_has_the_published_rows(results, tmp_path):
-    machine = {
-        "cpu": "test",
-        "cores": 2,
-        "memory_gib": 8.0,
-        "vllm": "0",
-        "torch": "0",
-        "python": "3",
-        "time": "now",
-        "load_average": 0.0,
-    }
-    text = bubble_report.write({"machine": machine, "executor": "mp", **results}, tmp_path)
+    text = bubble_report.write({"machine": MACHINE, "executor": "mp", **results}, tmp_path)
     assert "| B200 x32 | 3.94 |" in text
     rows = json.loads((tmp_path / "bubble.json").read_text())["rows"]
     keys = {"name", "device_ms", "blocking_ms", "pipelined_ms", "speedup"}

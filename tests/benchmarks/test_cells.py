@@ -8,18 +8,9 @@ from benchmarks import ab_report
 from benchmarks.cells import Run, make_cells, overall
 from benchmarks.load import Load, Objectives
 from benchmarks.spatial_load import Answer, answer_tokens, request_body, summarize_answers
+from tests.benchmarks.machine import MACHINE
 
 LOAD = Load("text-110", "text", 110, 8, 32)
-MACHINE = {
-    "cpu": "test",
-    "cores": 2,
-    "memory_gib": 8.0,
-    "vllm": "0",
-    "torch": "0",
-    "python": "3",
-    "time": "now",
-    "load_average": 0.0,
-}
 
 
 def _runs(arm: str, rates: list[float], load: Load = LOAD) -> list[Run]:
