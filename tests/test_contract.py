@@ -79,6 +79,10 @@ CALLS: dict[str, list[str]] = {
     ],
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc": ["self", "method"],
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor": ["self"],
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait": [
+        "self",
+        "timeout_ms",
+    ],
     # Workers and runners.
     "vllm.v1.worker.cpu_worker:CPUWorker.load_model": ["self"],
     "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ["self", "grammar_output"],
@@ -155,6 +159,9 @@ FIELDS: dict[str, list[str]] = {
 """``module:class`` to the fields that are read or set."""
 
 SOURCES: dict[str, list[str]] = {
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait": ["self.busy_loop_s"],
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue": ["self._spin_condition"],
+    "vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor": ["self.response_mqs"],
     # Read inside functions that offer no signature for it.
     "vllm.v1.engine.core:EngineCore.step_with_batch_queue": [
         "pending_structured_output_tokens",
