@@ -46,6 +46,25 @@ def chat_utils() -> ModuleType:
     return import_module("vllm.renderers.chat_utils" if moved else "vllm.entrypoints.chat_utils")
 
 
+def send_whole_images(renderer: Any) -> None:
+    """Have this renderer send each image whole, whatever its engine was sent before.
+
+    vLLM's default cache sends an image once and its hash from then on. It takes a rendered image
+    for sent; after a refusal, a client that left or a count of tokens it was not, and the next
+    request with it would fail.
+    """
+    if _release() == "0.30":
+        from vllm.multimodal.cache import MultiModalProcessorSenderCache
+
+        if isinstance(renderer.mm_processor_cache, MultiModalProcessorSenderCache):
+            renderer.mm_processor = renderer._readonly_mm_processor
+        return
+    from vllm.multimodal.cache import LruKeyReplicatedSenderCache
+
+    if isinstance(renderer._mm_processor_cache, LruKeyReplicatedSenderCache):
+        renderer._mm_processor_cache = renderer._mm_processor_only_cache
+
+
 def _release(version: str | None = None) -> str:
     """The first two numbers of ``version``, or of the installed vLLM."""
     from vllm import __version__ as installed

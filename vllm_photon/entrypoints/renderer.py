@@ -18,11 +18,10 @@ from PIL.Image import DecompressionBombError
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
-from vllm.multimodal.cache import LruKeyReplicatedSenderCache
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
 
-from vllm_photon.compat import chat_hook, chat_utils
+from vllm_photon.compat import chat_hook, chat_utils, send_whole_images
 from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined
 from vllm_photon.entrypoints.conversation import Conversation, conversation_of
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
@@ -52,8 +51,6 @@ _IMAGE_ERRORS = (
 class PhotonRenderer(HfRenderer):
     """Renderer mode ``photon``; the skill comes from ``chat_template_kwargs``."""
 
-    _mm_processor_cache: Any
-
     def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
         skills = skills_of(config.model_config.hf_config)
         if skills is None:
@@ -63,11 +60,7 @@ class PhotonRenderer(HfRenderer):
             if tokenizer.eos_token_id is None:
                 tokenizer.eos_token = tokenizer.convert_ids_to_tokens(skills.eos_id)
         super().__init__(config, tokenizer)
-        if isinstance(self._mm_processor_cache, LruKeyReplicatedSenderCache):
-            # That cache sends an image once and its hash from then on. It takes a rendered image
-            # for sent; after a refusal, a client that left or a count of tokens it was not, and
-            # the next request with it would fail.
-            self._mm_processor_cache = self._mm_processor_only_cache
+        send_whole_images(self)
         self.skills = skills
         chat_hook()
 

@@ -136,12 +136,16 @@ class MoondreamProcessor(BaseMultiModalProcessor[MoondreamProcessingInfo]):
             mm_data_items=self.info.parse_mm_data(data, validate=False),
         )
 
-    def _call_hf_processor(
-        self, hf_data: Mapping[str, object], hf_kwargs: Mapping[str, object]
+    def _apply_hf_processor_main(
+        self, mm_items: MultiModalDataItems, **processor_kwargs: Mapping[str, object]
     ) -> BatchFeature:
+        """Crops of the images; vLLM 0.31 renamed the one keyword argument."""
+        (hf_kwargs,) = processor_kwargs.values()
         if hf_kwargs:
             raise ValueError(f"mm_processor_kwargs: Moondream takes none, got {sorted(hf_kwargs)}")
-        images: Any = hf_data["images"]
+        if not mm_items.get("image"):
+            return BatchFeature()
+        images: Any = mm_items["image"].get_processor_data()["images"]
         cuts = [cut(image, self.info.vision) for image in images]
         return BatchFeature(
             {
