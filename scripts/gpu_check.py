@@ -1,7 +1,7 @@
 """Everything about a GPU that a CPU can't show, in one run and one table.
 
 ``python -m scripts.gpu_check`` on a machine with a CUDA GPU and a CUDA vLLM. It checks that pinned
-copies, the grammar, the region heads and the whole finalize stage never wait for the device, that a
+copies, the grammar, the region heads and whole steps of an engine never wait for the device, that a
 step's slot is kept until its copy is done, that Moondream 2 answers as its published reference, and
 that pipelined and blocking engines answer alike. Where there is no GPU it says so and ends with 2;
 a failed check ends it with 1.
@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 DEVICE = torch.device("cuda")
 ENGINE_PATIENCE_S = 600
 ROWS, VOCAB_SIZE, DIM = 64, 51200, 2048
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -48,14 +50,41 @@ def busy_device() -> Iterator[Callable[[], bool]]:
     torch.cuda.synchronize()
 
 
+def enqueue(work: Callable[[], Result], what: str) -> Result:
+    """What ``work`` gives when it is enqueued behind a busy stream; it must not wait for it.
+
+    It runs once before, since the first call of a kernel loads it, which does wait.
+    """
+    work()
+    with busy_device() as busy, no_host_wait():
+        result = work()
+        assert busy(), f"{what} waited for the device"
+    return result
+
+
 def check_device() -> str:
-    """Which GPU, and that vLLM chooses model runner V2 on it."""
+    """Which GPU, with which vLLM and PyTorch."""
     import vllm
     from vllm.platforms import current_platform
 
     assert current_platform.is_cuda(), f"vLLM's platform is {current_platform.device_name}"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, vLLM {vllm.__version__}"
+    versions = f"vLLM {vllm.__version__}, torch {torch.__version__}"
+    return f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, {versions}"
+
+
+def check_trap() -> str:
+    """The next checks mean something: a wait is caught, and a busy stream is seen to be busy."""
+    one = torch.ones(1, device=DEVICE)
+    with busy_device() as busy, no_host_wait():
+        assert busy(), "the stream is idle"
+        try:
+            one.item()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("a wait went unnoticed")
+    return "a wait is caught"
 
 
 def check_pinned_copy() -> str:
@@ -63,9 +92,7 @@ def check_pinned_copy() -> str:
     from vllm.utils.torch_utils import async_tensor_h2d
 
     numbers = list(range(4096))
-    with busy_device() as busy, no_host_wait():
-        copied = async_tensor_h2d(numbers, DEVICE, torch.int64)
-        assert busy(), "the copy waited for the device"
+    copied = enqueue(lambda: async_tensor_h2d(numbers, DEVICE, torch.int64), "the copy")
     assert copied.tolist() == numbers
     return "4096 numbers behind a busy stream"
 
@@ -83,14 +110,15 @@ def check_grammar() -> str:
     start = torch.full((ROWS,), int(State.DETECT_X)).to(DEVICE)
     lengths = torch.arange(3, 3 + ROWS).to(DEVICE)
     live = torch.ones(ROWS, dtype=torch.bool).to(DEVICE)
-    with busy_device() as busy, no_host_wait():
-        replayed, boxes = grammar.replay(start, ids, lengths)
+
+    def work() -> tuple[torch.Tensor, ...]:
         state, count = start, torch.zeros_like(start)
         for step in range(3):
             state, count = grammar.advance(state, count, ids[:, step], live)
-        allowed = grammar.allowed(state, count >= 1)
-        mask = grammar.decodes(state)
-        assert busy(), "the grammar waited for the device"
+        allowed, mask = grammar.allowed(state, count >= 1), grammar.decodes(state)
+        return *grammar.replay(start, ids, lengths), allowed, mask
+
+    replayed, boxes, allowed, mask = enqueue(work, "the grammar")
     kinds_of_box = (State.DETECT_X, State.DETECT_Y, State.DETECT_SIZE)
     assert replayed.tolist() == [int(kinds_of_box[n % 3]) for n in range(3, 3 + ROWS)]
     assert boxes.tolist() == [n // 3 for n in range(3, 3 + ROWS)]
@@ -118,13 +146,15 @@ def check_region() -> str:
     mask = torch.tensor([row % 8 < 4 for row in range(ROWS)])
     on_cpu = torch.where(mask[:, None], region.decode(hidden, sampled), sampled)
     region.to(DEVICE)
-    hidden, ids, mask = hidden.to(DEVICE), sampled.to(DEVICE, copy=True), mask.to(DEVICE)
-    output: Any = SimpleNamespace(sampled_token_ids=ids, logprobs_tensors=None)
+    hidden, on_device, mask = hidden.to(DEVICE), sampled.to(DEVICE), mask.to(DEVICE)
     model: Any = SimpleNamespace(decode_spatial=region.decode)
-    with busy_device() as busy, no_host_wait():
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        output: Any = SimpleNamespace(sampled_token_ids=on_device.clone(), logprobs_tensors=None)
         decode_masked(model, hidden, output, mask)
-        raw = placeholders(vocab, ids)
-        assert busy(), "the region heads waited for the device"
+        return output.sampled_token_ids, placeholders(vocab, output.sampled_token_ids)
+
+    ids, raw = enqueue(work, "the region heads")
     assert raw.tolist() == sampled.tolist()
     same = int((ids.cpu() == on_cpu).sum())
     assert same >= ROWS - 1, f"{ROWS - same} of {ROWS} values differ from the CPU's"
@@ -178,7 +208,7 @@ def check_slots() -> str:
 
 
 def check_engines() -> str:
-    """Oracle and identity, and the finalize stage of real steps under PyTorch's sync trap."""
+    """Oracle and identity, with vLLM's check that no step waits for the device."""
     answers = {}
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("pipelined", "blocking"):
@@ -196,7 +226,8 @@ def compare_engines(pipelined: dict[str, Any], blocking: dict[str, Any]) -> str:
     """What ``tests.runner_v2.drive`` wrote for both modes: as the reference, and alike."""
     from tests.runner_v2.workloads import oracle, workloads
 
-    in_flight = pipelined["crowd"]["in_flight"]
+    runner, in_flight = pipelined["crowd"]["runner"], pipelined["crowd"]["in_flight"]
+    assert runner == "RunnerV2Mixin", f"the engine ran on {runner}"
     assert in_flight == 2, f"{in_flight} steps in flight"
     expected = oracle()
     wrong = [
@@ -218,6 +249,7 @@ def compare_engines(pipelined: dict[str, Any], blocking: dict[str, Any]) -> str:
 
 CHECKS = (
     check_device,
+    check_trap,
     check_pinned_copy,
     check_grammar,
     check_region,

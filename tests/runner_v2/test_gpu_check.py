@@ -57,6 +57,17 @@ def test_checks_hold_on_a_cpu(check: Callable[[], str]) -> None:
     assert check()
 
 
+@pytest.mark.usefixtures("cpu")
+def test_a_wait_fails_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def idle() -> Iterator[Callable[[], bool]]:
+        yield lambda: False
+
+    monkeypatch.setattr(gpu_check, "busy_device", idle)
+    with pytest.raises(AssertionError, match="the grammar waited for the device"):
+        gpu_check.check_grammar()
+
+
 def test_engines_are_compared(engines: dict[tuple[str, str], Answers]) -> None:
     pipelined, blocking = engines["v2", "pipelined"], engines["v2", "blocking"]
     assert "requests alike" in gpu_check.compare_engines(pipelined, blocking)
