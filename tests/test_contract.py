@@ -83,6 +83,16 @@ CALLS: dict[str, list[str]] = {
         "self",
         "timeout_ms",
     ],
+    # Entry points.
+    "vllm.v1.engine.input_processor:InputProcessor._validate_model_input": [
+        "self",
+        "prompt_input",
+        "prompt_type",
+    ],
+    "vllm.multimodal.processing:BaseMultiModalProcessor._apply_hf_processor_main": [
+        "self",
+        "mm_items",
+    ],
     # Workers and runners.
     "vllm.v1.worker.cpu_worker:CPUWorker.load_model": ["self"],
     "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ["self", "grammar_output"],
@@ -159,6 +169,11 @@ FIELDS: dict[str, list[str]] = {
 """``module:class`` to the fields that are read or set."""
 
 SOURCES: dict[str, list[str]] = {
+    "vllm.entrypoints.openai.responses.protocol:ResponsesRequest": [
+        "def build_chat_params",
+        "vllm_xargs",
+        "temperature",
+    ],
     "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait": ["self.busy_loop_s"],
     "vllm.distributed.device_communicators.shm_broadcast:MessageQueue": ["self._spin_condition"],
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor": ["self.response_mqs"],

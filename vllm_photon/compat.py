@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.config import VllmConfig
 
 
@@ -145,25 +147,32 @@ def detokenizer_hook() -> None:
 def chat_hook() -> None:
     """Let the chat renderer see the skill that a request asks for.
 
-    What: wraps ``ChatCompletionRequest.build_chat_params``; installed by Moondream's renderer, so
-    that requests to other models are never touched.
+    What: wraps ``build_chat_params`` of ``ChatCompletionRequest`` and ``ResponsesRequest``;
+    installed by Moondream's renderer, so that requests to other models are never touched.
     Why: a renderer sees the messages and ``chat_template_kwargs`` only, but Moondream's prompt
     depends on the skill, which belongs to the sampling parameters.
     Removed by: a renderer that is given the request, or its ``vllm_xargs``.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-    if hasattr(ChatCompletionRequest, _MARK):
+    from vllm_photon.entrypoints.chat import with_skill, with_skill_of_response
+
+    wrap_chat_params(ChatCompletionRequest, with_skill)
+    wrap_chat_params(ResponsesRequest, with_skill_of_response)
+
+
+def wrap_chat_params(request_class: type, adapt: Callable[[Any, Any], Any]) -> None:
+    """Pass the chat parameters of this class of requests through ``adapt``."""
+    if hasattr(request_class, _MARK):
         return
-    stock = ChatCompletionRequest.build_chat_params
+    stock = request_class.build_chat_params  # type: ignore[attr-defined]
 
     def build_chat_params(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_photon.entrypoints.chat import with_skill
+        return adapt(self, stock(self, *args, **kwargs))
 
-        return with_skill(self, stock(self, *args, **kwargs))
-
-    ChatCompletionRequest.build_chat_params = build_chat_params
-    setattr(ChatCompletionRequest, _MARK, True)
+    request_class.build_chat_params = build_chat_params  # type: ignore[attr-defined]
+    setattr(request_class, _MARK, True)
 
 
 def admission_hook() -> None:
@@ -193,6 +202,8 @@ def admission_hook() -> None:
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         params = admitted(self.model_config, prompt, sampling_params)
         self.input_processor._validate_params(params, ("generate",))
+        if isinstance(prompt, dict) and prompt.get("type") not in (None, "enc_dec"):
+            self.input_processor._validate_model_input(prompt, prompt_type="decoder")
         return stock_generate(self, prompt, params, *args, **kwargs)
 
     InputProcessor.process_inputs = process_inputs

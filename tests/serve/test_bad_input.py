@@ -180,6 +180,50 @@ def test_completions(http: httpx.Client, field: str, xargs: dict[str, Any], stre
     check(http.post("/completions", json=body), field)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("", {"prompt": [[]]}),
+        ("", {"prompt": [1, 2_000_000]}),
+        ("logprobs", {"logprobs": 21}),
+        ("input_tokens", {"prompt": "def " * 5000}),
+    ],
+)
+def test_completions_by_ids(
+    http: httpx.Client, field: str, change: dict[str, Any], stream: bool
+) -> None:
+    body = {"model": "moondream", "prompt": "def", "stream": stream, **change}
+    check(http.post("/completions", json=body), field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "text", "images", "xargs"),
+    [
+        ("photon_task", "def", (IMAGE,), {"photon_task": "paint"}),
+        ("photon_max_objects", "x", (IMAGE,), {"photon_task": "point", "photon_max_objects": 0}),
+        ("image_url", "def", (), {"photon_task": "point"}),
+        ("image_url", '/point {"object": "def"}', (), {}),
+        ("messages", '/point {"object": " "}', (IMAGE,), {}),
+    ],
+)
+def test_responses(
+    http: httpx.Client,
+    field: str,
+    text: str,
+    images: tuple[str, ...],
+    xargs: dict[str, Any],
+    stream: bool,
+) -> None:
+    content: list[dict[str, Any]] = [
+        {"type": "input_image", "image_url": url, "detail": "auto"} for url in images
+    ]
+    content.append({"type": "input_text", "text": text})
+    body = {"model": "moondream", "input": [{"role": "user", "content": content}]}
+    check(http.post("/responses", json={**body, "vllm_xargs": xargs, "stream": stream}), field)
+
+
 @pytest.mark.parametrize("task", ["point", "detect"])
 @pytest.mark.parametrize(
     ("field", "change"),

@@ -165,6 +165,23 @@ def test_completions(chat: openai.OpenAI) -> None:
     assert reply.choices[0].logprobs is not None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses(chat: openai.OpenAI, image_urls: list[str], stream: bool) -> None:
+    content: list[Any] = [
+        {"type": "input_text", "text": BUSY.object},
+        {"type": "input_image", "image_url": image_urls[BUSY.image], "detail": "auto"},
+    ]
+    reply: Any = chat.responses.create(
+        model="moondream",
+        input=[{"role": "user", "content": content}],
+        extra_body={"vllm_xargs": {"photon_task": BUSY.task, "photon_max_objects": MAX_OBJECTS}},
+        stream=stream,
+    )
+    if stream:
+        reply = next(event.response for event in reply if event.type == "response.completed")
+    BUSY.check(json.loads(reply.output_text))
+
+
 def test_conversation(chat: openai.OpenAI) -> None:
     reply = chat.chat.completions.create(
         model="moondream",

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from vllm_photon.spatial.prompts import skills_of
-from vllm_photon.spatial.skills import NEEDS_IMAGE, PREFIX, SkillError, parse_extra_args
+from vllm_photon.spatial.skills import NEEDS_IMAGE, PREFIX, SkillError, Task, parse_extra_args
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -64,14 +64,19 @@ def admitted(model_config: ModelConfig, prompt: Any, params: Any) -> Any:
         if skills is None:
             raise SkillError("this model has no spatial skills", min(asked))
         skills.check(skill)
-        is_engine_input = isinstance(prompt, Mapping) and "type" in prompt
-        if skill.task in NEEDS_IMAGE and is_engine_input and prompt["type"] != "multimodal":
-            raise SkillError(f"the skill {skill.task} needs an image", "image_url")
+        if isinstance(prompt, Mapping) and "type" in prompt:
+            check_image(skill.task, prompt)
     if asked == given:
         return params
     params = params.clone()
     params.extra_args = {**(params.extra_args or {}), **asked}
     return params
+
+
+def check_image(task: Task, engine_input: Mapping[str, Any]) -> None:
+    """SkillError when the skill needs an image and the engine input has none."""
+    if task in NEEDS_IMAGE and engine_input["type"] != "multimodal":
+        raise SkillError(f"the skill {task} needs an image", "image_url")
 
 
 def _check_rendered(given: Mapping[str, Any], rendered: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ _MANY_TOKENS = 2**31 - 1
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.renderers.params import ChatParams
 
 
@@ -52,12 +53,30 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
     return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})
 
 
+def with_skill_of_response(request: ResponsesRequest, params: ChatParams) -> ChatParams:
+    """The same for the Responses API, whose text is read as a command by the renderer only."""
+    kwargs = params.chat_template_kwargs
+    with bad_request():
+        sources = {"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs}
+        arguments = _with_reasoning(combined(sources), kwargs.get("enable_thinking"))
+        skill = parse_extra_args(arguments)
+    if skill is None:
+        return params
+    if skill.task in NEEDS_OBJECT and request.temperature is None:
+        request.temperature = 0.0
+    return replace(params, chat_template_kwargs={**kwargs, **arguments})
+
+
 def _arguments(request: ChatCompletionRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All of the request's arguments of ours."""
     arguments = combined({"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs})
     if "photon_task" not in arguments and _unfold(request):
         return _arguments(request, kwargs)
     thinking = (request.model_extra or {}).get("reasoning", kwargs.get("enable_thinking"))
+    return _with_reasoning(arguments, thinking)
+
+
+def _with_reasoning(arguments: dict[str, Any], thinking: Any) -> dict[str, Any]:
     if thinking is None or "photon_reasoning" in arguments:
         return arguments
     if not isinstance(thinking, bool):

@@ -22,7 +22,7 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
 
 from vllm_photon.compat import chat_hook, chat_utils, send_whole_images
-from vllm_photon.entrypoints.admission import RENDERED, bad_request, combined
+from vllm_photon.entrypoints.admission import RENDERED, bad_request, check_image, combined
 from vllm_photon.entrypoints.conversation import Conversation, conversation_of
 from vllm_photon.entrypoints.tokenizer import with_virtual_ids
 from vllm_photon.spatial.commands import parse_command
@@ -35,6 +35,8 @@ from vllm_photon.spatial.skills import (
     clean_object,
     parse_extra_args,
 )
+
+_FIELD = "photon_field"  # The key of a prompt under which stands the request's field it came from.
 
 # What fetching and decoding raise; RuntimeError is vLLM's answer to a local path not allowed.
 _IMAGE_ERRORS = (
@@ -97,6 +99,7 @@ class PhotonRenderer(HfRenderer):
                 asked = asked.asking(command.text)
                 sources["messages"] = command.arguments
             prompt = self._prompt(combined(sources), asked, bool(images))
+        prompt[_FIELD] = "messages"
         if images is not None:
             prompt["multi_modal_data"] = images
         if uuids is not None:
@@ -157,10 +160,12 @@ class PhotonRenderer(HfRenderer):
         if length >= limit:
             raise VLLMValidationError(
                 f"the prompt has {length} tokens, of {limit} for prompt and answer together",
-                parameter="messages",
+                parameter=prompt.get(_FIELD, "prompt"),
             )
         if RENDERED in prompt:
             engine_input[RENDERED] = prompt[RENDERED]
+            with bad_request():
+                check_image(Task(prompt[RENDERED]["photon_task"]), engine_input)
         return engine_input
 
 
