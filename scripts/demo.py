@@ -29,7 +29,7 @@ from vllm_photon.spatial import Answer, draw, parse
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "vllm_photon" / "assets" / "tiny-moondream"
 OUT = ROOT / "out"
-FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--dtype", "float32")
+FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20))
 SCENE_SEED = 7
 
 

@@ -53,7 +53,7 @@ def model_config(tokenizer: Tokenizer, small: bool = False) -> dict[str, Any]:
             "bos_id": 0,
             "eos_id": 0,
             "answer_id": 3,
-            "thinking_id": 4,
+            "thinking_id": None,  # it has never seen reasoning
             "coord_id": 5,
             "size_id": 6,
             "start_ground_points_id": 7,
@@ -71,8 +71,8 @@ def export(
 ) -> None:
     """Write config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
 
-    The file holds float16 to be small, which keeps the tuned frequencies exact; the config asks
-    for float32, since bfloat16 can't tell the axes of coordinates apart (see `blueprint`).
+    The file holds float16 to be small, which keeps the tuned frequencies exact. The config says
+    float32, which is what it was tuned in; vLLM's own choice, bfloat16, answers as well.
     """
     folder.mkdir(parents=True, exist_ok=True)
     outer = {

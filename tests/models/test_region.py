@@ -70,3 +70,20 @@ def test_engine_divisor_changes_what_is_fed(heads: RegionHeads) -> None:
     expected = heads.coord_encoder(fourier([1.0], heads.coord_features))
     assert torch.allclose(heads.embed(ids, text)[0], expected, atol=1e-5)
     assert not torch.allclose(before[0], expected, atol=1e-3)
+
+
+def test_bfloat16_weights_tell_neighbouring_bins_apart() -> None:
+    """Rounded angles would give neighbours the same embedding, or a wrong turn."""
+    heads = RegionHeads(CONFIG, VOCAB).requires_grad_(False)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(heads.coord_features, std=30.0)
+    heads.coord_features.data = heads.coord_features.data.bfloat16().float()
+    heads.coord_encoder = torch.nn.Identity()  # type: ignore[assignment]
+    ids = torch.tensor([VOCAB.encode(Coord(bin_)) for bin_ in (700, 701, 702)])
+    text = torch.zeros(3, CONFIG.coord_feat_dim)
+    heads.size_encoder = torch.nn.Linear(CONFIG.size_feat_dim, CONFIG.coord_feat_dim)
+    exact = heads.embed(ids, text)
+    rounded = heads.bfloat16().embed(ids, text.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    assert torch.allclose(rounded.float(), exact, atol=0.01)
+    assert len({tuple(row.tolist()) for row in rounded}) == 3

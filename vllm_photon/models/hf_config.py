@@ -88,12 +88,15 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids with a meaning; ``templates`` is empty when the published ones hold."""
+    """Ids with a meaning; ``templates`` is empty when the published ones hold.
+
+    ``thinking_id`` is None where the checkpoint can't reason.
+    """
 
     bos_id: int = 0
     eos_id: int = 0
     answer_id: int = 3
-    thinking_id: int = 4
+    thinking_id: int | None = 4
     coord_id: int = 5
     size_id: int = 6
     start_ground_points_id: int = 7

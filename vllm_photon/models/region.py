@@ -91,6 +91,10 @@ class RegionHeads(nn.Module):
 
 
 def _fourier(values: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """[n, d] values and [d, f] frequencies to [n, 2 f] features."""
-    angle = 2 * math.pi * values.to(frequencies.dtype) @ frequencies
-    return torch.cat((angle.cos(), angle.sin()), dim=-1)
+    """[n, d] float32 values and [d, f] frequencies to [n, 2 f] features of the latter's dtype.
+
+    The angles are float32 whatever the weights are: bfloat16 would round neighbouring bins, and
+    whole turns of the high frequencies, together.
+    """
+    angle = 2 * math.pi * values @ frequencies.float()
+    return torch.cat((angle.cos(), angle.sin()), dim=-1).to(frequencies.dtype)
