@@ -23,11 +23,14 @@ class RunnerV1Mixin:
     """What is added in front of vLLM's runner class."""
 
     _sampled_hidden_states: torch.Tensor | None
+    _spatial_model: SupportsSpatial | None
 
     def attach(self) -> None:
         """Finish what the runner's own constructor began; called once, with the model loaded."""
         self.sampler: Any
-        if isinstance(self.get_model(), SupportsSpatial):  # type: ignore[attr-defined]
+        model = self.get_model()  # type: ignore[attr-defined]
+        self._spatial_model = model if isinstance(model, SupportsSpatial) else None
+        if self._spatial_model is not None:
             self.sampler.__class__ = SpatialSampler
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -40,10 +43,9 @@ class RunnerV1Mixin:
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         for generator, state in states:
             generator.set_state(state)
-        model = self.get_model()  # type: ignore[attr-defined]
         hidden = self._sampled_hidden_states
-        if hidden is not None and isinstance(model, SupportsSpatial):
-            decode_rows(model, hidden, output, self._spatial_rows())
+        if hidden is not None and self._spatial_model is not None:
+            decode_rows(self._spatial_model, hidden, output, self._spatial_rows())
         return output
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
