@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.loading import loaded
 from vllm_photon.models.hf_config import Region
 from vllm_photon.models.region import RegionHeads
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_value
@@ -21,7 +22,7 @@ def heads(request: pytest.FixtureRequest) -> RegionHeads:
     heads = RegionHeads(CONFIG, VOCAB, single_layer=request.param)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return heads.requires_grad_(False)
+    return loaded(heads.requires_grad_(False))
 
 
 def fourier(values: list[float], frequencies: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ def test_bfloat16_weights_tell_neighbouring_bins_apart() -> None:
     heads.coord_encoder = torch.nn.Identity()  # type: ignore[assignment]
     ids = torch.tensor([VOCAB.encode(Coord(bin_)) for bin_ in (700, 701, 702)])
     text = torch.zeros(3, CONFIG.coord_feat_dim)
-    heads.size_encoder = torch.nn.Linear(CONFIG.size_feat_dim, CONFIG.coord_feat_dim)
+    heads.size_encoder = torch.nn.Linear(CONFIG.size_feat_dim, CONFIG.coord_feat_dim)  # type: ignore[assignment]
     exact = heads.embed(ids, text)
     rounded = heads.bfloat16().embed(ids, text.bfloat16())
     assert rounded.dtype == torch.bfloat16

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 
+from tests.loading import loaded
 from vllm_photon.models.hf_config import Region
 from vllm_photon.models.region import RegionHeads
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
@@ -44,6 +45,7 @@ class Model:
         self.region = RegionHeads(config, VOCAB).to(device).eval()
         for parameter in self.region.parameters():
             torch.nn.init.normal_(parameter)
+        loaded(self.region)
 
     @torch.no_grad()
     def decode_spatial(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:

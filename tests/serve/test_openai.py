@@ -67,8 +67,10 @@ def test_streamed_object_by_object(chat: openai.OpenAI, image_urls: list[str]) -
     texts = [c.choices[0].delta.content for c in chunks if c.choices]
     texts = [text for text in texts if text]
     BUSY.check(json.loads("".join(texts)))
-    assert sum("x_min" in text for text in texts) == MAX_OBJECTS
-    assert all(text.count("x_min") <= 1 for text in texts)
+    # vLLM puts together what a slow reader has not fetched yet, but objects stay whole.
+    for end in range(1, len(texts)):
+        objects = json.loads("".join(texts[:end]) + "]}")["objects"]
+        assert all(len(found) == 4 for found in objects)
     assert chunks[-1].usage.completion_tokens == 3 * MAX_OBJECTS + 1
     finish = [c.choices[0].finish_reason for c in chunks if c.choices]
     assert finish[-1] == "stop"

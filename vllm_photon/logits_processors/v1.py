@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _SPECIAL = frozenset(TokenClass) - {TokenClass.TEXT}
+_MINUS_INFINITY = float("-inf")
 
 
 class SpatialLogitsProcessor(LogitsProcessor):
@@ -43,6 +44,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
             raise ValueError("the spatial logits processor is for Moondream only")
         self._skills = skills
         self._classes = TokenClasses(skills.vocab, skills.eos_id, skills.answer_id)
+        self._id_of = {c: self._classes.id_of(c) for c in _SPECIAL}
         # Batch row -> the request's place in its grammar and its list of output ids.
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
 
@@ -65,30 +67,33 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self.decode_rows = []
         if not self._rows:
             return logits
-        # A row is either cleared but for a few tokens, or keeps all but a few.
+        # A row is either cleared but for a few tokens, or keeps all but a few. Tokens are counted
+        # through the whole matrix, which take and put index by.
         cleared: list[int] = []
-        kept: list[tuple[int, int]] = []
-        banned: list[tuple[int, int]] = []
+        kept: list[int] = []
+        banned: list[int] = []
+        count, width = logits.shape
         for row, (cursor, output_ids) in self._rows.items():
             cursor.advance(output_ids)
             if cursor.decodes:
                 self.decode_rows.append(row)
-            allowed = cursor.allowed
+            allowed, first = cursor.allowed, row * width
             if TokenClass.TEXT in allowed:
-                banned += [(row, self._classes.id_of(c)) for c in _SPECIAL - allowed]
+                banned += [first + self._id_of[c] for c in _SPECIAL - allowed]
             else:
                 cleared.append(row)
-                kept += [(row, self._classes.id_of(c)) for c in allowed]
-        minus_infinity = float("-inf")
+                kept += [first + self._id_of[c] for c in allowed]
         if cleared:
             at = self._index(kept)
-            values = logits[at]
-            logits.index_fill_(0, torch.tensor(cleared, device=self.device), minus_infinity)
-            logits[at] = values
+            values = logits.take(at)
+            if len(cleared) == count:
+                logits.fill_(_MINUS_INFINITY)
+            else:
+                logits.index_fill_(0, self._index(cleared), _MINUS_INFINITY)
+            logits.put_(at, values)
         if banned:
-            logits[self._index(banned)] = minus_infinity
+            logits.put_(self._index(banned), logits.new_full((len(banned),), _MINUS_INFINITY))
         return logits
 
-    def _index(self, cells: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, columns = torch.tensor(cells, device=self.device).unbind(1)
-        return rows, columns
+    def _index(self, places: list[int]) -> torch.Tensor:
+        return torch.tensor(places, device=self.device)

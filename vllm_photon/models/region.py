@@ -1,8 +1,7 @@
 """Region heads: coordinates and sizes to embeddings and back.
 
 A coordinate or a size enters the text model as Fourier features through one linear layer, and is
-read from a hidden state by a decoder over bins. As in the published code, values are rounded to
-the weights' dtype before their features are taken.
+read from a hidden state by a decoder over bins.
 """
 
 from __future__ import annotations
@@ -12,9 +11,25 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from vllm_photon.models.hf_config import Region
 from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab
+
+
+class KernelLinear(nn.Linear):
+    """A linear layer through vLLM's kernels, whole on every rank.
+
+    On a CPU they pack the weight once it is loaded, where torch would again in every call.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.quant_method = UnquantizedLinearMethod()  # vLLM's loader looks for it by this name.
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[n, in] to [n, out]."""
+        return self.quant_method.apply(self, hidden_states, self.bias)
 
 
 class RegionMLP(nn.Module):
@@ -22,8 +37,8 @@ class RegionMLP(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, inner_dim)
-        self.fc2 = nn.Linear(inner_dim, out_dim)
+        self.fc1 = KernelLinear(dim, inner_dim)
+        self.fc2 = KernelLinear(inner_dim, out_dim)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[n, dim] to [n, out_dim]."""
@@ -42,15 +57,15 @@ class RegionHeads(nn.Module):
         self.vocab = vocab
         self.coord_features = nn.Parameter(torch.empty(1, config.coord_feat_dim // 2))
         self.size_features = nn.Parameter(torch.empty(2, config.size_feat_dim // 2))
-        self.coord_encoder = nn.Linear(config.coord_feat_dim, config.dim)
-        self.size_encoder = nn.Linear(config.size_feat_dim, config.dim)
+        self.coord_encoder = KernelLinear(config.coord_feat_dim, config.dim)
+        self.size_encoder = KernelLinear(config.size_feat_dim, config.dim)
         self.ln: nn.Module
         self.coord_decoder: nn.Module
         self.size_decoder: nn.Module
         if single_layer:
             self.ln = nn.LayerNorm(config.dim)
-            self.coord_decoder = nn.Linear(config.dim, config.coord_out_dim)
-            self.size_decoder = nn.Linear(config.dim, config.size_out_dim)
+            self.coord_decoder = KernelLinear(config.dim, config.coord_out_dim)
+            self.size_decoder = KernelLinear(config.dim, config.size_out_dim)
         else:
             self.ln = nn.Identity()
             self.coord_decoder = RegionMLP(config.dim, config.inner_dim, config.coord_out_dim)
@@ -63,16 +78,20 @@ class RegionHeads(nn.Module):
         embeddings come from elsewhere, stay as they are.
         """
         offset = ids - self.vocab.vocab_size
-        coord = offset.clamp(0, COORD_BINS - 1).float() / self.vocab.coord_divisor
-        coord_embeds = self.coord_encoder(_fourier(coord[:, None], self.coord_features))
-        code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
-        bins = torch.stack((code // SIZE_BINS, code % SIZE_BINS), dim=-1).float()
-        size = torch.exp2(bins / (SIZE_BINS - 1) * 10.0 - 10.0)
-        size_embeds = self.size_encoder(_fourier(size, self.size_features))
         is_coord = (offset >= 0) & (offset < COORD_BINS)
         is_size = (offset >= COORD_BINS) & (ids < self.vocab.image_id)
-        embeds = torch.where(is_coord[:, None], coord_embeds, text_embeds)
-        return torch.where(is_size[:, None], size_embeds, embeds)
+        embeds = text_embeds
+        if not _known_empty(is_coord):
+            coord = offset.clamp(0, COORD_BINS - 1).float() / self.vocab.coord_divisor
+            found = self.coord_encoder(_fourier(coord[:, None], self.coord_features))
+            embeds = torch.where(is_coord[:, None], found, embeds)
+        if not _known_empty(is_size):
+            code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
+            bins = torch.stack((code // SIZE_BINS, code % SIZE_BINS), dim=-1).float()
+            size = torch.exp2(bins / (SIZE_BINS - 1) * 10.0 - 10.0)
+            found = self.size_encoder(_fourier(size, self.size_features))
+            embeds = torch.where(is_size[:, None], found, embeds)
+        return embeds
 
     def decode(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """Replace sampled coord and size placeholders by virtual ids.
@@ -82,12 +101,21 @@ class RegionHeads(nn.Module):
         """
         vocab = self.vocab
         hidden_states = self.ln(hidden_states)
-        coord = self.coord_decoder(hidden_states).argmax(dim=-1, keepdim=True)
-        size = self.size_decoder(hidden_states).unflatten(-1, (2, SIZE_BINS)).argmax(dim=-1)
-        size_code = size[:, :1] * SIZE_BINS + size[:, 1:]
-        ids = torch.where(sampled == vocab.coord_id, vocab.vocab_size + coord, sampled)
-        ids = torch.where(sampled == vocab.size_id, vocab.vocab_size + COORD_BINS + size_code, ids)
+        is_coord, is_size = sampled == vocab.coord_id, sampled == vocab.size_id
+        ids = sampled
+        if not _known_empty(is_coord):
+            coord = self.coord_decoder(hidden_states).argmax(dim=-1, keepdim=True)
+            ids = torch.where(is_coord, vocab.vocab_size + coord, ids)
+        if not _known_empty(is_size):
+            size = self.size_decoder(hidden_states).unflatten(-1, (2, SIZE_BINS)).argmax(dim=-1)
+            code = size[:, :1] * SIZE_BINS + size[:, 1:]
+            ids = torch.where(is_size, vocab.vocab_size + COORD_BINS + code, ids)
         return ids.to(sampled.dtype)
+
+
+def _known_empty(mask: torch.Tensor) -> bool:
+    """Whether no row is set, as far as that can be told without waiting for a device."""
+    return mask.is_cpu and not bool(mask.any())
 
 
 def _fourier(values: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

@@ -42,9 +42,12 @@ def decode_rows(
     """
     if not rows:
         return
-    index = torch.tensor(rows, device=hidden_states.device)
     sampled = output.sampled_token_ids
-    sampled[index] = model.decode_spatial(hidden_states[index], sampled[index])
+    if len(rows) == len(sampled):
+        sampled.copy_(model.decode_spatial(hidden_states, sampled))
+    else:
+        index = torch.tensor(rows, device=hidden_states.device)
+        sampled[index] = model.decode_spatial(hidden_states[index], sampled[index])
     _rename_sampled(output)
 
 
