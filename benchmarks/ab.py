@@ -62,14 +62,14 @@ def text_plan(quick: bool) -> Plan:
     loads = tuple(_text(LONG, n, count) for n, count in counts.items())
     loads += tuple(_text(SHORT, n, 8 * count) for n, count in counts.items())
     poisson = (_text(LONG, 64, 64, "poisson"), _text(SHORT, 64, 256, "poisson"))
-    return Plan(2, 4, loads, poisson)
+    return Plan(2, 3, loads, poisson)
 
 
 def spatial_plan(quick: bool) -> Plan:
     counts = {1: 4, 8: 16} if quick else {1: 8, 8: 32, 32: 64, 64: 96}
     kinds = ("point", "detect") if quick else ("point", "detect", "query", "mixed")
     loads = tuple(Load(k, k, 19, n, count) for k in kinds for n, count in counts.items())
-    return Plan(1 if quick else 2, 3 if quick else 4, loads, ())
+    return Plan(1 if quick else 2, 3, loads, ())
 
 
 def _text(tokens: int, concurrency: int, requests: int, prefix: str = "text") -> Load:

@@ -41,7 +41,7 @@ class Plan:
     seed: int = 1
     vision_steps: int = 1000
     vision_batch: int = 32
-    steps: int = 3000
+    steps: int = 2000
     batch: int = 16
     tokens: int = 128
     lr: float = 2e-3

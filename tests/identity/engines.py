@@ -92,7 +92,7 @@ SETUPS: dict[str, Setup] = {
     ),
     "spatial": Setup(SPATIAL, forms=("blocking", "photon-mp"), model="moondream2"),
     "spatial-starved": Setup(
-        {**SPATIAL, "block_size": 32, "num_gpu_blocks_override": 70},
+        {**SPATIAL, "block_size": 32, "num_gpu_blocks_override": 60},
         forms=("blocking", "photon-mp"),
         model="moondream2",
     ),

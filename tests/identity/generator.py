@@ -11,6 +11,9 @@ from tests.identity.engines import SETUPS
 from tests.identity.spatial_scenarios import spatial_asks
 from tests.identity.workload import Ask, Workload
 
+STARVED = frozenset({"starved", "priority", "spatial-starved"})
+"""Setups whose requests grow beyond the cache, so that some are preempted."""
+
 TASKS = ["point", "detect", "query", "caption", "text"]
 
 
@@ -19,9 +22,12 @@ def random_workload(name: str, seed: int, count: int) -> Workload:
     draw = random.Random(f"{name} {seed}")
     if SETUPS[name].model == "moondream2":
         requests = _spatial(draw, seed, count)
+        if name in STARVED:
+            for request in requests:
+                _lengthen(draw, request)
     else:
         requests = [_ask(draw, name, index) for index in range(count)]
-    when = _arrivals(draw)
+    when = _arrivals(draw) if name not in STARVED else lambda: 0
     for request in requests:
         request.arrive = when()
         if "n" not in request.params and draw.random() < 0.15:
@@ -43,9 +49,10 @@ def _arrivals(draw: random.Random) -> Callable[[], int]:
 def _ask(draw: random.Random, name: str, index: int) -> Ask:
     setup = SETUPS[name]
     lengths = [(1, 12), (5, 60), (60, 250)] if name != "plain" else [(1, 12), (5, 60), (5, 30)]
+    tokens = [(1, 1), (2, 12), (2, 12), (10, 45)] if name not in STARVED else [(1, 1), (60, 120)]
     prompt = [draw.choice(TEXT_IDS) for _ in range(draw.randint(*draw.choice(lengths)))]
     params: Params = {
-        "max_tokens": draw.randint(*draw.choice([(1, 1), (2, 12), (2, 12), (10, 45)])),
+        "max_tokens": draw.randint(*draw.choice(tokens)),
         "temperature": 0.0,
         "ignore_eos": draw.random() < 0.5,
     }
@@ -126,6 +133,12 @@ def _spatial(draw: random.Random, seed: int, count: int) -> list[Ask]:
         if request.image is None and chance(0.3):
             request.params |= {"structured_outputs": {"regex": "[a-z]{3,9}"}}
     return requests
+
+
+def _lengthen(draw: random.Random, request: Ask) -> None:
+    request.params["max_tokens"] = draw.randint(60, 120)
+    if "photon_max_objects" in request.params.get("extra_args", {}):
+        request.params["extra_args"]["photon_max_objects"] = draw.randint(20, 40)
 
 
 def _chance(draw: random.Random) -> Callable[[float], bool]:

@@ -15,7 +15,7 @@ from tests.identity.building import (
     each,
     leaving,
 )
-from tests.identity.generator import random_workload
+from tests.identity.generator import STARVED, random_workload
 from tests.identity.spatial_scenarios import mixed_skills
 from tests.identity.workload import Ask, Workload
 
@@ -330,8 +330,15 @@ _BY_HAND: dict[str, list[Workload]] = {
     "spatial-starved": [],
 }
 
+
+def _random(name: str) -> Workload:
+    workload = random_workload(name, seed=0, count=40)
+    if name in STARVED:
+        workload.shows = ["preemptions"]
+    return workload
+
+
 SCENARIOS: dict[str, list[Workload]] = {
-    name: [*workloads, random_workload(name, seed=0, count=40)]
-    for name, workloads in _BY_HAND.items()
+    name: [*workloads, _random(name)] for name, workloads in _BY_HAND.items()
 }
 """Every setup also runs one random workload; the soak runs more of them."""
