@@ -15,7 +15,7 @@ from tests.identity.building import (
     each,
     leaving,
 )
-from tests.identity.generator import STARVED, random_workload
+from tests.identity.generator import random_workload
 from tests.identity.spatial_scenarios import mixed_skills
 from tests.identity.workload import Ask, Workload
 
@@ -333,7 +333,7 @@ _BY_HAND: dict[str, list[Workload]] = {
 
 def _random(name: str) -> Workload:
     workload = random_workload(name, seed=0, count=40)
-    if name in STARVED:
+    if name in ("starved", "spatial-starved"):
         workload.shows = ["preemptions"]
     return workload
 
