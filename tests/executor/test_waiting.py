@@ -45,4 +45,15 @@ def test_stock_spins(queues: tuple[MessageQueue, MessageQueue]) -> None:
 
 def test_asleep(queues: tuple[MessageQueue, MessageQueue]) -> None:
     _wait_asleep([queues[1]])
-    assert processor_time_of_a_wait(*queues) < 0.02
+    assert processor_time_of_a_wait(*queues) < 0.1 * WAIT_S
+
+
+def test_a_lost_notice_costs_milliseconds(
+    queues: tuple[MessageQueue, MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM alone would find the message after five seconds."""
+    _wait_asleep([queues[1]])
+    monkeypatch.setattr(queues[0]._spin_condition, "notify", lambda: None)
+    began = time.monotonic()
+    processor_time_of_a_wait(*queues)
+    assert time.monotonic() - began < 3 * WAIT_S

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -125,16 +126,28 @@ class PhotonMultiprocExecutor(PipelinedExecutor, MultiprocExecutor):
             _wait_asleep(self.response_mqs)
 
 
+class _Asleep(SpinCondition):
+    """Waits for a message asleep, and looks by itself once a millisecond.
+
+    The writer's notice of a message can be lost: its socket holds one, and takes up to about a
+    millisecond to learn that it was fetched. vLLM looks again after five seconds.
+    """
+
+    def wait(self, timeout_ms: int | None = None) -> None:
+        super().wait(1 if timeout_ms is None else min(timeout_ms, 1))
+
+
 def _wait_asleep(queues: Iterable[MessageQueue]) -> None:
     """Wait for messages by sleeping at once, where vLLM spins for up to a second first.
 
     On a CPU an engine core that spins takes a core from the forward or from the API server; with
     a second step in flight the few microseconds that waking up costs are hidden. Measured in
-    docs/host-time.md. Hook: ``SpinCondition.busy_loop_s`` of
+    docs/host-time.md. Hook: ``SpinCondition`` of
     ``distributed/device_communicators/shm_broadcast.py``.
     """
     for queue in queues:
         if queue._spin_condition is not None:  # None where the writer is on another host
+            queue._spin_condition.__class__ = _Asleep
             queue._spin_condition.busy_loop_s = 0
 
 
