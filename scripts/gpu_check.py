@@ -131,6 +131,7 @@ def check_region() -> str:
     """Placeholders to virtual ids and back, as on a CPU."""
     from types import SimpleNamespace
 
+    from tests.loading import loaded
     from vllm_photon.models.hf_config import Region
     from vllm_photon.models.region import RegionHeads
     from vllm_photon.spatial.tokens import SpatialVocab
@@ -141,6 +142,7 @@ def check_region() -> str:
     region = RegionHeads(Region(), vocab).eval().requires_grad_(False)
     for parameter in region.parameters():
         torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    loaded(region)
     hidden = torch.randn(ROWS, DIM)
     sampled = torch.tensor([[5, 6, 77, 0][row % 4] for row in range(ROWS)])[:, None]
     mask = torch.tensor([row % 8 < 4 for row in range(ROWS)])
