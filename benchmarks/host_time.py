@@ -10,7 +10,6 @@ reported. Functions nest: `forward` is part of `worker`, so is `prepare`.
 
 import argparse
 import functools
-import json
 import random
 import statistics
 import time
@@ -24,7 +23,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from benchmarks.machine import describe_machine, one_line
+from benchmarks.machine import describe_machine, write_table
 from benchmarks.text_model import make_text_model
 from vllm_photon.executor.executors import PhotonMultiprocExecutor, PhotonUniProcExecutor
 from vllm_photon.worker import PhotonWorker
@@ -220,12 +219,7 @@ def main() -> None:
     model = options.model or make_text_model(Path("out/models/tiny"))
     machine = describe_machine()
     rows = [row for setting in SETTINGS for row in measure(setting, model)]
-    options.out.mkdir(parents=True, exist_ok=True)
-    results = {"machine": machine, "rows": rows}
-    (options.out / "host-time.json").write_text(json.dumps(results, indent=1))
-    text = f"{one_line(machine)}; {machine['time']}.\n\n{table(rows)}"
-    (options.out / "host-time.md").write_text(text)
-    print(text)
+    print(write_table({"machine": machine, "rows": rows}, table(rows), options.out))
 
 
 if __name__ == "__main__":

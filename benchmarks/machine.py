@@ -1,5 +1,6 @@
 """Where and with what a measurement was made."""
 
+import json
 import os
 import platform
 from datetime import UTC, datetime
@@ -28,6 +29,19 @@ def one_line(machine: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
         f"vLLM {machine['vllm']}, torch {machine['torch']}, Python {machine['python']}"
     )
+
+
+def write_table(results: dict[str, Any], table: str, folder: Path) -> str:
+    """Write a JSON and a Markdown file named as the folder; returns the Markdown.
+
+    ``results`` holds ``describe_machine`` under ``machine``, which heads the table.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = results["machine"]
+    text = f"{one_line(machine)}; {machine['time']}.\n\n{table}"
+    (folder / f"{folder.name}.json").write_text(json.dumps(results, indent=1))
+    (folder / f"{folder.name}.md").write_text(text)
+    return text
 
 
 def _cpu_model() -> str:

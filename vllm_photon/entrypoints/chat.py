@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm_photon.entrypoints.admission import bad_request, combined
 from vllm_photon.entrypoints.conversation import conversation_of, is_text
 from vllm_photon.spatial.commands import parse_command
-from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, Task, parse_extra_args
+from vllm_photon.spatial.skills import NEEDS_OBJECT, SkillError, SkillParams, Task, parse_extra_args
 
 _MANY_TOKENS = 2**31 - 1
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.renderers.params import ChatParams
+
+    AnyRequest: TypeAlias = ChatCompletionRequest | ResponsesRequest
 
 
 def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams:
@@ -44,32 +46,39 @@ def with_skill(request: ChatCompletionRequest, params: ChatParams) -> ChatParams
             return params
         if skill.is_spatial and request.use_beam_search:
             raise SkillError(f"the skill {skill.task} has no beam search", "use_beam_search")
-    if skill.task in NEEDS_OBJECT and request.temperature is None:
-        request.temperature = 0.0
+    rendered = _rendering(request, params, arguments, skill)
     # Refused here, before the image is processed, and not by the handler afterwards.
     request.to_sampling_params(
         request.max_completion_tokens or request.max_tokens or _MANY_TOKENS, {}
     )
-    return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})
+    return rendered
 
 
 def with_skill_of_response(request: ResponsesRequest, params: ChatParams) -> ChatParams:
     """The same for the Responses API, whose text is read as a command by the renderer only."""
     kwargs = params.chat_template_kwargs
     with bad_request():
-        sources = {"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs}
-        arguments = _with_reasoning(combined(sources), kwargs.get("enable_thinking"))
+        arguments = _with_reasoning(_beside_text(request, kwargs), kwargs.get("enable_thinking"))
         skill = parse_extra_args(arguments)
-    if skill is None:
-        return params
+    return params if skill is None else _rendering(request, params, arguments, skill)
+
+
+def _rendering(
+    request: AnyRequest, params: ChatParams, arguments: dict[str, Any], skill: SkillParams
+) -> ChatParams:
+    """The parameters that the renderer is given; sets the request's temperature if it has none."""
     if skill.task in NEEDS_OBJECT and request.temperature is None:
         request.temperature = 0.0
-    return replace(params, chat_template_kwargs={**kwargs, **arguments})
+    return replace(params, chat_template_kwargs={**params.chat_template_kwargs, **arguments})
+
+
+def _beside_text(request: AnyRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return combined({"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs})
 
 
 def _arguments(request: ChatCompletionRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All of the request's arguments of ours."""
-    arguments = combined({"vllm_xargs": request.vllm_xargs or {}, "chat_template_kwargs": kwargs})
+    arguments = _beside_text(request, kwargs)
     if "photon_task" not in arguments and _unfold(request):
         return _arguments(request, kwargs)
     thinking = (request.model_extra or {}).get("reasoning", kwargs.get("enable_thinking"))

@@ -81,11 +81,11 @@ class RegionHeads(nn.Module):
         is_coord = (offset >= 0) & (offset < COORD_BINS)
         is_size = (offset >= COORD_BINS) & (ids < self.vocab.image_id)
         embeds = text_embeds
-        if not _known_empty(is_coord):
+        if not known_empty(is_coord):
             coord = offset.clamp(0, COORD_BINS - 1).float() / self.vocab.coord_divisor
             found = self.coord_encoder(_fourier(coord[:, None], self.coord_features))
             embeds = torch.where(is_coord[:, None], found, embeds)
-        if not _known_empty(is_size):
+        if not known_empty(is_size):
             code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
             bins = torch.stack((code // SIZE_BINS, code % SIZE_BINS), dim=-1).float()
             size = torch.exp2(bins / (SIZE_BINS - 1) * 10.0 - 10.0)
@@ -103,17 +103,17 @@ class RegionHeads(nn.Module):
         hidden_states = self.ln(hidden_states)
         is_coord, is_size = sampled == vocab.coord_id, sampled == vocab.size_id
         ids = sampled
-        if not _known_empty(is_coord):
+        if not known_empty(is_coord):
             coord = self.coord_decoder(hidden_states).argmax(dim=-1, keepdim=True)
             ids = torch.where(is_coord, vocab.vocab_size + coord, ids)
-        if not _known_empty(is_size):
+        if not known_empty(is_size):
             size = self.size_decoder(hidden_states).unflatten(-1, (2, SIZE_BINS)).argmax(dim=-1)
             code = size[:, :1] * SIZE_BINS + size[:, 1:]
             ids = torch.where(is_size, vocab.vocab_size + COORD_BINS + code, ids)
         return ids.to(sampled.dtype)
 
 
-def _known_empty(mask: torch.Tensor) -> bool:
+def known_empty(mask: torch.Tensor) -> bool:
     """Whether no row is set, as far as that can be told without waiting for a device."""
     return mask.is_cpu and not bool(mask.any())
 

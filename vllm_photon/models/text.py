@@ -21,7 +21,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_photon.models.hf_config import MoondreamTextConfig
-from vllm_photon.models.region import RegionHeads
+from vllm_photon.models.region import RegionHeads, known_empty
 from vllm_photon.models.vision import ParallelMLP
 
 ROTARY_DIM = 32
@@ -153,10 +153,9 @@ class TextModel(nn.Module):
         Invariant I10: an id at or above the vocabulary never indexes the embedding.
         """
         ids = input_ids.long()
-        is_text = ids < self.vocab_size
-        embeds = self.wte(torch.where(is_text, ids, 0))
-        # Looking is free on the CPU; elsewhere it would wait for the device.
-        if ids.device.type == "cpu" and bool(is_text.all()):
+        is_virtual = ids >= self.vocab_size
+        embeds = self.wte(torch.where(is_virtual, 0, ids))
+        if known_empty(is_virtual):
             return embeds
         return self._region[0].embed(ids, embeds)
 
