@@ -16,13 +16,17 @@ VOCAB = SpatialVocab(vocab_size=50)
 CONFIG = Region(dim=16, coord_feat_dim=8, size_feat_dim=12, inner_dim=24)
 
 
-@pytest.fixture(params=[False, True], ids=["two layers", "one layer"])
-def heads(request: pytest.FixtureRequest) -> RegionHeads:
+def random_heads(vocab: SpatialVocab, *, single_layer: bool = False) -> RegionHeads:
     torch.manual_seed(0)
-    heads = RegionHeads(CONFIG, VOCAB, single_layer=request.param)
+    heads = RegionHeads(CONFIG, vocab, single_layer=single_layer)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return loaded(heads.requires_grad_(False))
+    return heads.requires_grad_(False)
+
+
+@pytest.fixture(params=[False, True], ids=["two layers", "one layer"])
+def heads(request: pytest.FixtureRequest) -> RegionHeads:
+    return loaded(random_heads(VOCAB, single_layer=request.param))
 
 
 def fourier(values: list[float], frequencies: torch.Tensor) -> torch.Tensor:
@@ -44,47 +48,65 @@ def test_embeds_values(heads: RegionHeads) -> None:
     assert torch.allclose(got[3], expected, atol=1e-5)
 
 
-def test_every_position_of_an_image_keeps_its_embedding(heads: RegionHeads) -> None:
-    ids = torch.tensor([VOCAB.image_id, VOCAB.image_id])
-    text = torch.randn(2, CONFIG.dim)
-    assert torch.equal(heads.embed(ids, text), text)
-
-
 def test_decodes_only_placeholders(heads: RegionHeads) -> None:
     hidden = torch.randn(4, CONFIG.dim)
     sampled = torch.tensor([[5], [6], [7], [0]], dtype=torch.int32)
     got = heads.decode(hidden, sampled)
     assert got.dtype == torch.int32
     assert got[2:].flatten().tolist() == [7, 0]
-    normed = heads.ln(hidden)
+    normed = hidden if heads.ln is None else heads.ln(hidden)
     coord = int(heads.coord_decoder(normed[0]).argmax())
     assert VOCAB.decode(int(got[0])) == Coord(coord)
     size = heads.size_decoder(normed[1])
     assert VOCAB.decode(int(got[1])) == Size(int(size[:1024].argmax()), int(size[1024:].argmax()))
 
 
+def test_a_device_decodes_as_a_cpu_does(heads: RegionHeads) -> None:
+    hidden = torch.randn(60, CONFIG.dim)
+    sampled = torch.tensor([[5, 6, 7, 0][row % 4] for row in range(60)], dtype=torch.int32)[:, None]
+    on_cpu = heads.decode(hidden, sampled)
+    if heads.ln is not None:
+        hidden = heads.ln(hidden)
+    on_device = heads._decode_all(hidden, sampled)
+    assert on_device.dtype == on_cpu.dtype
+    assert torch.equal(on_device, on_cpu)
+
+
 def test_engine_divisor_changes_what_is_fed(heads: RegionHeads) -> None:
     ids = torch.tensor([VOCAB.encode(Coord(1023))])
     text = torch.zeros(1, CONFIG.dim)
-    before = heads.embed(ids, text)
-    heads.vocab = SpatialVocab(vocab_size=50, coord_divisor=1023)
-    expected = heads.coord_encoder(fourier([1.0], heads.coord_features))
-    assert torch.allclose(heads.embed(ids, text)[0], expected, atol=1e-5)
-    assert not torch.allclose(before[0], expected, atol=1e-3)
+    other = loaded(random_heads(SpatialVocab(vocab_size=50, coord_divisor=1023)))
+    expected = other.coord_encoder(fourier([1.0], other.coord_features))
+    assert torch.allclose(other.embed(ids, text)[0], expected, atol=1e-5)
+    assert not torch.allclose(heads.embed(ids, text)[0], expected, atol=1e-3)
+
+
+def test_embeddings_follow_the_weights_that_the_loader_brings() -> None:
+    heads = random_heads(VOCAB)
+    heads.coord_encoder = torch.nn.Linear(CONFIG.coord_feat_dim, CONFIG.dim).requires_grad_(False)  # type: ignore[assignment]
+    ids, text = torch.tensor([VOCAB.encode(Coord(300))]), torch.zeros(1, CONFIG.dim)
+    for scale in (1.0, 2.0):
+        weights = {name: scale * weight for name, weight in random_heads(VOCAB).named_parameters()}
+        assert heads.load_weights(weights.items()) == set(weights)
+        features = fourier([300 / 1024], weights["coord_features"])
+        expected = weights["coord_encoder.weight"] @ features + weights["coord_encoder.bias"]
+        assert torch.allclose(heads.embed(ids, text)[0], expected, atol=1e-4)
 
 
 def test_bfloat16_weights_tell_neighbouring_bins_apart() -> None:
     """Rounded angles would give neighbours the same embedding, or a wrong turn."""
-    heads = RegionHeads(CONFIG, VOCAB).requires_grad_(False)
     torch.manual_seed(0)
-    torch.nn.init.normal_(heads.coord_features, std=30.0)
-    heads.coord_features.data = heads.coord_features.data.bfloat16().float()
+    heads = RegionHeads(CONFIG, VOCAB).requires_grad_(False)
     heads.coord_encoder = torch.nn.Identity()  # type: ignore[assignment]
+    torch.nn.init.normal_(heads.coord_features, std=30.0)
+    frequencies = heads.coord_features.data.bfloat16()
     ids = torch.tensor([VOCAB.encode(Coord(bin_)) for bin_ in (700, 701, 702)])
-    text = torch.zeros(3, CONFIG.coord_feat_dim)
-    heads.size_encoder = torch.nn.Linear(CONFIG.size_feat_dim, CONFIG.coord_feat_dim)  # type: ignore[assignment]
-    exact = heads.embed(ids, text)
-    rounded = heads.bfloat16().embed(ids, text.bfloat16())
+    embeds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        text = torch.zeros(3, CONFIG.coord_feat_dim, dtype=dtype)
+        heads.load_weights([("coord_features", frequencies.to(dtype))])
+        embeds[dtype] = heads.to(dtype).embed(ids, text)
+    rounded = embeds[torch.bfloat16]
     assert rounded.dtype == torch.bfloat16
-    assert torch.allclose(rounded.float(), exact, atol=0.01)
+    assert torch.allclose(rounded.float(), embeds[torch.float32], atol=0.01)
     assert len({tuple(row.tolist()) for row in rounded}) == 3

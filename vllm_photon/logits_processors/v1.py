@@ -44,7 +44,9 @@ class SpatialLogitsProcessor(LogitsProcessor):
             raise ValueError("the spatial logits processor is for Moondream only")
         self._skills = skills
         self._classes = TokenClasses(skills.vocab, skills.eos_id, skills.answer_id)
-        self._id_of = {c: self._classes.id_of(c) for c in _SPECIAL}
+        # Allowed classes -> whether text is among them, and the special tokens that are then
+        # banned, or else kept.
+        self._special_ids: dict[frozenset[TokenClass], tuple[bool, tuple[int, ...]]] = {}
         # Batch row -> the request's place in its grammar and its list of output ids.
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
 
@@ -77,12 +79,13 @@ class SpatialLogitsProcessor(LogitsProcessor):
             cursor.advance(output_ids)
             if cursor.decodes:
                 self.decode_rows.append(row)
-            allowed, first = cursor.allowed, row * width
-            if TokenClass.TEXT in allowed:
-                banned += [first + self._id_of[c] for c in _SPECIAL - allowed]
+            has_text, special_ids = self._special(cursor.allowed)
+            first = row * width
+            if has_text:
+                banned += [first + token for token in special_ids]
             else:
                 cleared.append(row)
-                kept += [first + self._id_of[c] for c in allowed]
+                kept += [first + token for token in special_ids]
         if cleared:
             at = self._index(kept)
             values = logits.take(at)
@@ -94,6 +97,15 @@ class SpatialLogitsProcessor(LogitsProcessor):
         if banned:
             logits.put_(self._index(banned), logits.new_full((len(banned),), _MINUS_INFINITY))
         return logits
+
+    def _special(self, allowed: frozenset[TokenClass]) -> tuple[bool, tuple[int, ...]]:
+        found = self._special_ids.get(allowed)
+        if found is None:
+            has_text = TokenClass.TEXT in allowed
+            classes = _SPECIAL - allowed if has_text else allowed
+            found = has_text, tuple(self._classes.id_of(c) for c in classes)
+            self._special_ids[allowed] = found
+        return found
 
     def _index(self, places: list[int]) -> torch.Tensor:
         return torch.tensor(places, device=self.device)

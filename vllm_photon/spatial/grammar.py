@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from vllm_photon.spatial.tokens import Coord, SpatialVocab
+from vllm_photon.spatial.tokens import COORD_BINS, SpatialVocab
 
 UNCAPPED = 2**31 - 1
 
@@ -141,11 +141,11 @@ class TokenClasses:
             raise GrammarError(
                 f"placeholder id {token_id} reached the grammar before its token was known (I5)"
             )
-        if token_id >= self.vocab.vocab_size:
-            token = self.vocab.decode(token_id)
-            if token is None:
+        offset = token_id - self.vocab.vocab_size
+        if offset >= 0:
+            if offset >= self.vocab.image_id - self.vocab.vocab_size:
                 raise GrammarError(f"id {token_id} stands for an image position, not an output")
-            return TokenClass.COORD if isinstance(token, Coord) else TokenClass.SIZE
+            return TokenClass.COORD if offset < COORD_BINS else TokenClass.SIZE
         if token_id == self.eos_id:
             return TokenClass.EOS
         if token_id == self.answer_id:
