@@ -20,6 +20,22 @@ from tests.identity.spatial_scenarios import mixed_skills
 from tests.identity.workload import Ask, Workload
 
 
+def _alike_draws(count: int) -> list[Ask]:
+    """One request again and again: up to two tokens out of four, of which one ends the answer."""
+    choice = list(TEXT_IDS[100:104])
+    requests = asks(
+        count,
+        24,
+        tokens=(2, 2),
+        temperature=4.0,
+        allowed_token_ids=choice,
+        stop_token_ids=choice[:1],
+    )
+    for request in requests:
+        request.prompt = requests[0].prompt
+    return requests
+
+
 def _plain() -> list[Workload]:
     likely_eos = each([{str(EOS_ID): bias} for bias in (11.0, 8.0, 5.0)])
     schema = {"json": SCHEMA}
@@ -33,6 +49,7 @@ def _plain() -> list[Workload]:
     return [
         # First, while the shared generator is as it was at the start: no row is a zombie here.
         Workload("unseeded, in step", asks(8, 20, tokens=(30, 30), temperature=0.8)),
+        Workload("unseeded, stopping", _alike_draws(600), ["zombies", "stop:id"], sampled=True),
         *(Workload(f"greedy {n}", asks(n, n)) for n in (1, 8, 32)),
         Workload(
             "eos", asks(32, 1, ignore_eos=False, logit_bias=likely_eos), ["stop:eos", "length"]

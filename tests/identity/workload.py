@@ -33,19 +33,22 @@ class Workload:
     """Requests that share one run of an engine.
 
     ``shows`` names what the run must contain for the comparison to mean anything, for example
-    ``preemptions`` or a finish reason; see :func:`tests.identity.compare.missing`.
+    ``preemptions`` or a finish reason; see :func:`tests.identity.compare.missing`. With
+    ``sampled`` the answers of all requests, which are alike, are draws from one distribution;
+    they are compared as such, not one by one.
     """
 
     name: str
     asks: list[Ask]
     shows: list[str] = field(default_factory=list)
+    sampled: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Workload:
-        return cls(data["name"], [Ask(**ask) for ask in data["asks"]], data["shows"])
+        return cls(data["name"], [Ask(**ask) for ask in data["asks"]], data["shows"], data["sampled"])
 
 
 @dataclass
