@@ -27,7 +27,7 @@ def _alike_draws(count: int) -> list[Ask]:
         count,
         24,
         tokens=(2, 2),
-        temperature=4.0,
+        temperature=2.0,
         allowed_token_ids=choice,
         stop_token_ids=choice[:1],
     )
