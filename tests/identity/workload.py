@@ -48,7 +48,8 @@ class Workload:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Workload:
-        return cls(data["name"], [Ask(**ask) for ask in data["asks"]], data["shows"], data["sampled"])
+        asks = [Ask(**ask) for ask in data["asks"]]
+        return cls(data["name"], asks, data["shows"], data["sampled"])
 
 
 @dataclass
