@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 LOCKED = "0.32.0"
 VERSIONS = ("0.30.0", "0.31.0", LOCKED)
 CORE = (
-    *("tests/test_contract.py", "tests/executor", "tests/spatial", "tests/models"),
+    *("tests/test_contract.py", "tests/executor", "tests/worker", "tests/spatial", "tests/models"),
     *("tests/entrypoints", "tests/oracle"),
     *("tests/serve/test_openai.py", "tests/serve/test_moondream_client.py", "tests/identity"),
     *("-k", "not identity or plain or starved or processors or spatial"),

@@ -81,6 +81,7 @@ def apply() -> None:
     admission_hook()
     endpoints_hook()
     adapterless_rows_hook()
+    allowed_ids_hook()
 
 
 def applied() -> bool:
@@ -268,3 +269,35 @@ def adapterless_rows_hook() -> None:
     setattr(bgmv_shrink, _MARK, True)
     for module in (lora_ops, punica_cpu):
         module.bgmv_shrink = bgmv_shrink
+
+
+def allowed_ids_hook() -> None:
+    """Keep ``allowed_token_ids`` to the request that asked for them, on vLLM 0.30.
+
+    What: wraps ``InputBatch.condense`` and ``InputBatch.swap_states``.
+    Why: there the mask of a row that moves stays behind in its old place, where the next request
+    inherits it, and two rows that change places both end with one mask.
+    Removed by: dropping vLLM 0.30; later releases do both right.
+    """
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    if _release() != "0.30" or hasattr(InputBatch, _MARK):
+        return
+    stock_condense, stock_swap = InputBatch.condense, InputBatch.swap_states
+
+    def condense(self: Any) -> None:
+        stock_condense(self)
+        mask = self.allowed_token_ids_mask_cpu_tensor
+        if mask is not None:
+            mask[self.num_reqs :] = False
+
+    def swap_states(self: Any, i1: int, i2: int) -> None:
+        mask = self.allowed_token_ids_mask_cpu_tensor
+        moved = None if mask is None else mask[[i2, i1]]
+        stock_swap(self, i1, i2)
+        if mask is not None:
+            mask[[i1, i2]] = moved
+
+    InputBatch.condense = condense
+    InputBatch.swap_states = swap_states
+    setattr(InputBatch, _MARK, True)
