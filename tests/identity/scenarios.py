@@ -349,7 +349,8 @@ _BY_HAND: dict[str, list[Workload]] = {
 
 
 def _random(name: str) -> Workload:
-    workload = random_workload(name, seed=0, count=40)
+    # Of the first seeds, one that preempts on every release.
+    workload = random_workload(name, seed=3 if name == "spatial-starved" else 0, count=40)
     if name in ("starved", "spatial-starved"):
         workload.shows = ["preemptions"]
     return workload

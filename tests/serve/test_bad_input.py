@@ -17,6 +17,10 @@ from tests.serve.server import DATA, data_url
 GOOD = next(c for c in cases() if str(c) == "point-def-1")
 PNG = (DATA / "md2" / "image1.png").read_bytes()
 IMAGE = data_url(PNG)
+SUBJECT = {
+    "query": {"question": "def"},
+    **{task: {"object": "def"} for task in ("point", "detect", "segment")},
+}
 
 
 def check(response: httpx.Response, field: str) -> None:
@@ -243,6 +247,9 @@ def test_responses(
         ("settings.temperature", {"settings": {"temperature": -1}}),
         ("settings.max_tokens", {"settings": {"max_tokens": 0}}),
         ("settings", {"settings": 3}),
+        ("max_objects", {"max_objects": 1}),
+        ("length", {"length": "short"}),
+        ("question", {"question": "How many?"}),
     ],
 )
 def test_moondream_endpoints(
@@ -264,6 +271,9 @@ def test_moondream_endpoints(
         ("query", "reasoning", {"reasoning": "maybe"}),
         ("query", "image_url", {"image_url": None, "spatial_refs": [[0.1, 0.2]]}),
         ("query", "settings.top_p", {"settings": {"top_p": 1.5}}),
+        ("caption", "spatial_refs", {"spatial_refs": [[0.1, 0.2]]}),
+        ("detect", "spatial_refs", {"spatial_refs": [[0.1, 0.2]]}),
+        ("query", "object", {"object": "cat"}),
         ("segment", "photon_task", {}),
         ("segment", "object", {"object": ""}),
         *[
@@ -286,7 +296,7 @@ def test_other_endpoints(
     http: httpx.Client, task: str, field: str, change: dict[str, Any], stream: bool
 ) -> None:
     """The field by its own name here; what is allowed is said."""
-    body = {"image_url": IMAGE, "object": "def", "question": "def", "stream": stream, **change}
+    body = {"image_url": IMAGE, **SUBJECT.get(task, {}), "stream": stream, **change}
     check(http.post(f"/{task}", json={k: v for k, v in body.items() if v is not None}), field)
 
 
@@ -297,7 +307,7 @@ def test_what_is_allowed_is_said(http: httpx.Client) -> None:
         "query": ({"spatial_refs": [[2, 0]]}, ["[x, y]", "[0, 1]"]),
     }
     for task, (change, words) in said.items():
-        body = {"image_url": IMAGE, "object": "def", "question": "def", **change}
+        body = {"image_url": IMAGE, **SUBJECT.get(task, {}), **change}
         message = http.post(f"/{task}", json=body).json()["error"]["message"]
         assert all(word in message for word in words), message
 

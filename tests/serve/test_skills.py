@@ -184,7 +184,8 @@ def test_a_question_in_plain_text_to_completions(chat: openai.OpenAI) -> None:
 @pytest.mark.parametrize("task", ["query", "point"])
 def test_references_enter_the_prompt(http: httpx.Client, image_urls: list[str], task: str) -> None:
     """A point of two positions and a box of three, in the places of their values."""
-    body = {"image_url": image_urls[1], "question": "def", "object": "def"}
+    subject = "question" if task == "query" else "object"
+    body = {"image_url": image_urls[1], subject: "def"}
     settings = {"max_tokens": 8, "temperature": 0}
     plain = http.post(f"/{task}", json={**body, "settings": settings}).json()
     refs = [[0.5, 0.25], [0.1, 0.2, 0.5, 1.0]]

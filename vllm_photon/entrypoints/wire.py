@@ -10,12 +10,19 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
 
 from vllm_photon.entrypoints.admission import bad_request
-from vllm_photon.spatial.skills import MAX_OBJECTS, Length, Task, clean_object, parse_refs
+from vllm_photon.spatial.skills import (
+    ARGUMENTS,
+    MAX_OBJECTS,
+    Length,
+    Task,
+    clean_object,
+    parse_refs,
+)
 
 # What Moondream's engine uses when a request leaves them out.
 TEXT_TEMPERATURE = 0.2
@@ -57,6 +64,20 @@ class SkillRequest(BaseModel):
     image_url: str | None = Field(
         min_length=1, description="An http(s) address or data:image/jpeg;base64,…"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arguments_in_their_place(cls, given: Any) -> Any:
+        """What nobody knows is ignored, as the client's cloud does; what has a meaning elsewhere
+        and would be lost here is refused."""
+        for name in sorted(given) if isinstance(given, dict) else ():
+            if given[name] is None or name in cls.model_fields:
+                continue
+            if name in Settings.model_fields:
+                raise VLLMValidationError(f"{name} belongs into settings", parameter=name)
+            if name in ARGUMENTS or name in ("object", "question"):
+                raise VLLMValidationError(f"{name} is not for {cls.task}", parameter=name)
+        return given
 
     @property
     def wants_stream(self) -> bool:

@@ -21,7 +21,7 @@ class StepTrace:
 
     def __init__(self, path: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "w", buffering=1 << 16)  # noqa: SIM115 - open as long as the engine
+        self._file = open(path, "w")  # noqa: SIM115 - open as long as the engine
         self._file.write("[\n")
 
     def committed(self, step: Step, *, mode: str, rows: int, zombies: int) -> None:
@@ -41,6 +41,8 @@ class StepTrace:
                 "args": args,
             }
             self._file.write(json.dumps(event) + ",\n")
+        # vLLM kills its engine at an ordinary stop; nothing may wait in a buffer for more.
+        self._file.flush()
 
     def close(self) -> None:
         """Complete the file."""

@@ -11,10 +11,9 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from vllm_photon.spatial.skills import FIELDS, NEEDS_OBJECT, PREFIX, SkillError, Task
+from vllm_photon.spatial.skills import ARGUMENTS, NEEDS_OBJECT, PREFIX, SkillError, Task
 
 _COMMAND = re.compile(rf"\s*/({'|'.join(Task)})(?=[\s{{]|$)(.*)", re.DOTALL)
-_ARGUMENTS = FIELDS - {"task"}
 
 
 class Command(NamedTuple):
@@ -35,7 +34,7 @@ def parse_command(text: str, field: str) -> Command | None:
         return None
     task = Task(match[1])
     subject = _subject_of(task)
-    allowed = ", ".join(sorted(_ARGUMENTS | ({subject} if subject else set())))
+    arguments = {name for name, tasks in ARGUMENTS.items() if task in tasks}
     try:
         given = json.loads(match[2].strip() or "{}")
     except (ValueError, RecursionError):
@@ -45,11 +44,12 @@ def parse_command(text: str, field: str) -> Command | None:
     asked = given.pop(subject, "") if subject else ""
     if not isinstance(asked, str):
         raise SkillError(f"{field}: {subject} of /{task} must be text, got {asked!r}", field)
-    unknown = sorted(given.keys() - _ARGUMENTS)
+    unknown = sorted(given.keys() - arguments)
     if unknown:
+        allowed = ", ".join(sorted(arguments | ({subject} if subject else set()))) or "none"
         raise SkillError(f"{field}: /{task} has no {unknown[0]}; allowed are {allowed}", field)
-    arguments = {PREFIX + name: value for name, value in given.items()}
-    return Command({f"{PREFIX}task": str(task), **arguments}, asked)
+    prefixed = {PREFIX + name: value for name, value in given.items()}
+    return Command({f"{PREFIX}task": str(task), **prefixed}, asked)
 
 
 def _subject_of(task: Task) -> str | None:

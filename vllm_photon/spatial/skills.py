@@ -22,11 +22,6 @@ MAX_REFS = 64
 MAX_REASONING_TOKENS = 32768
 PREFIX = "photon_"
 
-# The arguments, without their prefix.
-FIELDS = frozenset(
-    {"task", "max_objects", "length", "reasoning", "max_reasoning_tokens", "spatial_refs"}
-)
-
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -51,7 +46,14 @@ class Length(StrEnum):
 DEFAULT_MAX_OBJECTS = {Task.POINT: 383, Task.DETECT: 50}
 NEEDS_IMAGE = frozenset({Task.CAPTION, Task.POINT, Task.DETECT, Task.SEGMENT})
 NEEDS_OBJECT = frozenset({Task.POINT, Task.DETECT, Task.SEGMENT})
-TAKES_REFS = frozenset({Task.QUERY, Task.POINT, Task.SEGMENT})
+# The arguments beside the task, without their prefix, and the skills that each is for.
+ARGUMENTS: dict[str, frozenset[Task]] = {
+    "max_objects": frozenset(DEFAULT_MAX_OBJECTS),
+    "length": frozenset({Task.CAPTION}),
+    "reasoning": frozenset({Task.QUERY}),
+    "max_reasoning_tokens": frozenset({Task.QUERY}),
+    "spatial_refs": frozenset({Task.QUERY, Task.POINT, Task.SEGMENT}),
+}
 
 # A point [x, y] or a box [x_min, y_min, x_max, y_max], as shares of the image sides.
 SpatialRef = tuple[float, ...]
@@ -110,7 +112,7 @@ def parse_extra_args(extra_args: Mapping[str, Any] | None) -> SkillParams | None
     given = {k: v for k, v in (extra_args or {}).items() if k.startswith(PREFIX)}
     if not given:
         return None
-    allowed = {PREFIX + name for name in FIELDS}
+    allowed = {f"{PREFIX}task", *(PREFIX + name for name in ARGUMENTS)}
     unknown = sorted(set(given) - allowed)
     if unknown:
         raise SkillError(f"{unknown[0]} is unknown; allowed are {_listed(allowed)}", unknown[0])
@@ -119,28 +121,30 @@ def parse_extra_args(extra_args: Mapping[str, Any] | None) -> SkillParams | None
         raise SkillError(f"{name} needs photon_task, one of {_listed(Task)}", "photon_task")
     task = _choice(given["photon_task"], Task, "photon_task")
 
-    def only_for(name: str, tasks: frozenset[Task]) -> bool:
-        if name in given and task not in tasks:
-            raise SkillError(f"{name} is allowed for {_listed(tasks)} only, not for {task}", name)
-        return name in given
+    for name, tasks in ARGUMENTS.items():
+        if PREFIX + name in given and task not in tasks:
+            raise SkillError(
+                f"{PREFIX}{name} is allowed for {_listed(tasks)} only, not for {task}",
+                PREFIX + name,
+            )
 
     max_objects = DEFAULT_MAX_OBJECTS.get(task)
-    if only_for("photon_max_objects", frozenset(DEFAULT_MAX_OBJECTS)):
+    if "photon_max_objects" in given:
         max_objects = _integer(given["photon_max_objects"], "photon_max_objects", MAX_OBJECTS)
     length = Length.NORMAL
-    if only_for("photon_length", frozenset({Task.CAPTION})):
+    if "photon_length" in given:
         length = _choice(given["photon_length"], Length, "photon_length")
     reasoning = False
-    if only_for("photon_reasoning", frozenset({Task.QUERY})):
+    if "photon_reasoning" in given:
         reasoning = _boolean(given["photon_reasoning"], "photon_reasoning")
     max_reasoning_tokens = None
-    if only_for("photon_max_reasoning_tokens", frozenset({Task.QUERY})):
+    if "photon_max_reasoning_tokens" in given:
         name = "photon_max_reasoning_tokens"
         if not reasoning:
             raise SkillError(f"{name} needs photon_reasoning", name)
         max_reasoning_tokens = _integer(given[name], name, MAX_REASONING_TOKENS)
     refs: tuple[SpatialRef, ...] = ()
-    if only_for("photon_spatial_refs", TAKES_REFS):
+    if "photon_spatial_refs" in given:
         refs = parse_refs(given["photon_spatial_refs"], "photon_spatial_refs")
     return SkillParams(task, max_objects, length, reasoning, max_reasoning_tokens, refs)
 
