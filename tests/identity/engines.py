@@ -18,6 +18,8 @@ from tests.identity.workload import Result, Workload
 WORKER = "vllm_photon.worker.PhotonWorker"
 ROOT = Path(__file__).parents[2]
 CACHE = Path(tempfile.gettempdir()) / "vllm-photon-tests"
+ENVIRONMENT = dict(os.environ)
+"""As it was at the start: pytest changes its own from test to test, engines start in threads."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "stock": {"distributed_executor_backend": "uni"},
@@ -146,7 +148,7 @@ def run(
 
 def _environment() -> dict[str, str]:
     return {
-        **os.environ,
+        **ENVIRONMENT,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",

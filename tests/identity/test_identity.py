@@ -6,7 +6,9 @@ processors of ``processors`` and ``entry-point``, I8 by the blocks counted after
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import pytest
 
@@ -16,6 +18,10 @@ from tests.identity.engines import SETUPS, run
 from tests.identity.scenarios import SCENARIOS
 from tests.identity.workload import Result
 
+CHECK = "test_i9_same_answers_as_stock"
+MAKING = Lock()
+"""Held while models are made."""
+
 CASES = [
     (name, form, number)
     for name, setup in SETUPS.items()
@@ -24,19 +30,40 @@ CASES = [
 ]
 
 
-@cache
-def outcome(name: str, form: str) -> list[Result] | str:
-    """The results of all workloads, or how the engine failed."""
+Outcome = list[Result] | str
+"""The results of all workloads of an engine, or how it failed."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[Outcome]]]:
+    """The engines that the selected tests need, begun in their order, two at a time.
+
+    An engine computes with one thread, so two share two cores.
+    """
+    pool = ThreadPoolExecutor(max_workers=2)
+    begun: dict[tuple[str, str], Future[Outcome]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.originalname == CHECK:
+            name, form = item.callspec.params["name"], item.callspec.params["form"]
+            for key in ((name, SETUPS[name].forms[0]), (name, form)):
+                if key not in begun:
+                    begun[key] = pool.submit(_outcome, *key)
+    yield begun
+    pool.shutdown(cancel_futures=True)
+
+
+def _outcome(name: str, form: str) -> Outcome:
     setup = SETUPS[name]
-    model, loras = models.MODELS[setup.model](), models.text_loras(setup.loras)
     try:
+        with MAKING:
+            model, loras = models.MODELS[setup.model](), models.text_loras(setup.loras)
         return run(setup, form, SCENARIOS[name], model, loras)
     except RuntimeError as error:
         return str(error)
 
 
-def result(name: str, form: str, number: int) -> Result:
-    found = outcome(name, form)
+def result(outcome: Future[Outcome], number: int) -> Result:
+    found = outcome.result()
     if isinstance(found, str):
         pytest.fail(found, pytrace=False)
     return found[number]
@@ -47,9 +74,11 @@ def result(name: str, form: str, number: int) -> Result:
     CASES,
     ids=[f"{name}-{form}-{SCENARIOS[name][number].name}" for name, form, number in CASES],
 )
-def test_i9_same_answers_as_stock(name: str, form: str, number: int) -> None:
+def test_i9_same_answers_as_stock(
+    outcomes: dict[tuple[str, str], Future[Outcome]], name: str, form: str, number: int
+) -> None:
     workload = SCENARIOS[name][number]
-    reference = result(name, SETUPS[name].forms[0], number)
-    photon = result(name, form, number)
+    reference = result(outcomes[name, SETUPS[name].forms[0]], number)
+    photon = result(outcomes[name, form], number)
     assert differences(workload, reference, photon) == []
     assert missing(workload, [photon]) == []
