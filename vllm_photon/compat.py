@@ -279,9 +279,11 @@ def allowed_ids_hook() -> None:
     inherits it, and two rows that change places both end with one mask.
     Removed by: dropping vLLM 0.30; later releases do both right.
     """
+    if _release() != "0.30":
+        return
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    if _release() != "0.30" or hasattr(InputBatch, _MARK):
+    if hasattr(InputBatch, _MARK):
         return
     stock_condense, stock_swap = InputBatch.condense, InputBatch.swap_states
 

@@ -48,6 +48,12 @@ def test_embeds_values(heads: RegionHeads) -> None:
     assert torch.allclose(got[3], expected, atol=1e-5)
 
 
+def test_every_position_of_an_image_keeps_its_embedding(heads: RegionHeads) -> None:
+    ids = torch.tensor([VOCAB.image_id, VOCAB.image_id])
+    text = torch.randn(2, CONFIG.dim)
+    assert torch.equal(heads.embed(ids, text), text)
+
+
 def test_decodes_only_placeholders(heads: RegionHeads) -> None:
     hidden = torch.randn(4, CONFIG.dim)
     sampled = torch.tensor([[5], [6], [7], [0]], dtype=torch.int32)

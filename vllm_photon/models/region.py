@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn import functional as F
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.utils import AutoWeightsLoader
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_photon.models.hf_config import Region
-from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab
+from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab, size_value
 
 
 class KernelLinear(nn.Linear):
@@ -98,15 +99,16 @@ class RegionHeads(nn.Module):
     def embed(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
         """Put the embeddings of virtual ids in the place of the text's.
 
-        ``ids`` [n] int64, ``text_embeds`` [n, dim]; returns [n, dim]. What stands at the positions
-        of an image, whose embeddings come from elsewhere, is of no meaning.
+        ``ids`` [n] int64, ``text_embeds`` [n, dim]; returns [n, dim]. Positions of an image, whose
+        embeddings come from elsewhere, stay as they are.
         """
         if self._tables is None:
             self._tables = self._tabulate()
         tables, offset = self._tables, ids - self.vocab.vocab_size
         coords = tables.coords[offset.clamp(0, COORD_BINS - 1)]
-        embeds = torch.where((offset >= 0)[:, None], coords, text_embeds)
-        is_size = offset >= COORD_BINS
+        is_coord = (offset >= 0) & (offset < COORD_BINS)
+        embeds = torch.where(is_coord[:, None], coords, text_embeds)
+        is_size = (offset >= COORD_BINS) & (ids < self.vocab.image_id)
         if not known_empty(is_size):
             code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
             angle = tables.widths[code // SIZE_BINS] + tables.heights[code % SIZE_BINS]
@@ -156,9 +158,14 @@ class RegionHeads(nn.Module):
         return self.vocab.vocab_size + COORD_BINS + widths * SIZE_BINS + heights
 
     def _tabulate(self) -> _Tables:
-        bins = torch.arange(COORD_BINS, device=self.coord_features.device).float()
-        coords = (bins / self.vocab.coord_divisor)[:, None]
-        sizes = torch.exp2(bins / (SIZE_BINS - 1) * 10.0 - 10.0)[:, None]
+        device = self.coord_features.device
+        coords, sizes = (
+            async_tensor_h2d(values, device, torch.float32)[:, None]
+            for values in (
+                [self.vocab.coord_value(bin_) for bin_ in range(COORD_BINS)],
+                [size_value(bin_) for bin_ in range(SIZE_BINS)],
+            )
+        )
         width, height = self.size_features.split(1)
         features = _features(_angle(coords, self.coord_features), self.coord_features.dtype)
         return _Tables(self.coord_encoder(features), _angle(sizes, width), _angle(sizes, height))
