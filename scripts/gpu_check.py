@@ -115,14 +115,14 @@ def check_grammar() -> str:
         state, count = start, torch.zeros_like(start)
         for step in range(3):
             state, count = grammar.advance(state, count, ids[:, step], live)
-        allowed, mask = grammar.allowed(state, count >= 1), grammar.decodes(state)
-        return *grammar.replay(start, ids, lengths), allowed, mask
+        banned, mask = grammar.banned(state, count >= 1), grammar.decodes(state)
+        return *grammar.replay(start, ids, lengths), banned, mask
 
-    replayed, boxes, allowed, mask = enqueue(work, "the grammar")
+    replayed, boxes, banned, mask = enqueue(work, "the grammar")
     kinds_of_box = (State.DETECT_X, State.DETECT_Y, State.DETECT_SIZE)
     assert replayed.tolist() == [int(kinds_of_box[n % 3]) for n in range(3, 3 + ROWS)]
     assert boxes.tolist() == [n // 3 for n in range(3, 3 + ROWS)]
-    assert allowed.nonzero()[:, 1].tolist() == [0] * ROWS, "at the cap only EOS is allowed"
+    assert (~banned).nonzero()[:, 1].tolist() == [0] * ROWS, "at the cap only EOS is allowed"
     assert mask.all()
     return f"{ROWS} rows, answers of up to {ids.shape[1]} tokens"
 
@@ -153,7 +153,7 @@ def check_region() -> str:
 
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         output: Any = SimpleNamespace(sampled_token_ids=on_device.clone(), logprobs_tensors=None)
-        decode_masked(model, hidden, output, mask)
+        decode_masked(model, hidden, output, mask, sizes=True)
         return output.sampled_token_ids, placeholders(vocab, output.sampled_token_ids)
 
     ids, raw = enqueue(work, "the region heads")

@@ -22,10 +22,14 @@ COORD, SIZE = VOCAB.encode(Coord(9)), VOCAB.encode(Size(1, 2))
 EVERYTHING = set(range(WIDTH))
 
 
-def processor() -> SpatialLogitsProcessor:
+@pytest.fixture(params=[True, False], ids=["numpy", "torch"])
+def lp(request: pytest.FixtureRequest) -> SpatialLogitsProcessor:
+    """A processor that writes masks as on a CPU, or as on a device."""
     hf_config = Moondream2Config(config={"text": {"vocab_size": WIDTH}})
     config = SimpleNamespace(model_config=SimpleNamespace(hf_config=hf_config))
-    return SpatialLogitsProcessor(config, torch.device("cpu"), False)
+    made = SpatialLogitsProcessor(config, torch.device("cpu"), False)
+    made._on_host = request.param
+    return made
 
 
 def params(task: str | None = None, **arguments: Any) -> SamplingParams:
@@ -52,8 +56,7 @@ def survivors(lp: SpatialLogitsProcessor, batch: int = 4) -> list[set[int]]:
     return [set(row.nonzero().flatten().tolist()) for row in kept]
 
 
-def test_each_row_by_its_own_skill() -> None:
-    lp = processor()
+def test_each_row_by_its_own_skill(lp: SpatialLogitsProcessor) -> None:
     add(
         lp,
         {
@@ -68,8 +71,7 @@ def test_each_row_by_its_own_skill() -> None:
     assert lp.decode_rows == [0, 2]
 
 
-def test_follows_the_list_that_the_engine_appends_to() -> None:
-    lp = processor()
+def test_follows_the_list_that_the_engine_appends_to(lp: SpatialLogitsProcessor) -> None:
     output: list[int] = []
     add(lp, {1: (params("detect", max_objects=1), output)})
     seen = []
@@ -80,24 +82,21 @@ def test_follows_the_list_that_the_engine_appends_to() -> None:
     assert survivors(lp)[1] == {0}
 
 
-def test_reads_no_list_before_apply() -> None:
+def test_reads_no_list_before_apply(lp: SpatialLogitsProcessor) -> None:
     """In the two-deep step a list ends with a placeholder until ``apply`` (I5)."""
-    lp = processor()
     output = [COORD, -1]
     add(lp, {0: (params("point"), output)})
     output[-1] = COORD
     assert survivors(lp)[0] == {5, 0}
 
 
-def test_i5_a_placeholder_in_apply_is_an_error() -> None:
-    lp = processor()
+def test_i5_a_placeholder_in_apply_is_an_error(lp: SpatialLogitsProcessor) -> None:
     add(lp, {0: (params("point"), [COORD, -1])})
     with pytest.raises(GrammarError, match="I5"):
         lp.apply(torch.zeros(4, WIDTH))
 
 
-def test_rows_leave_move_and_swap() -> None:
-    lp = processor()
+def test_rows_leave_move_and_swap(lp: SpatialLogitsProcessor) -> None:
     add(lp, {0: (params("point"), []), 1: (params("detect"), [COORD, COORD])})
     add(lp, {}, moved=((0, 1, MoveDirectionality.SWAP),))
     assert survivors(lp) == [{6}, {5, 0}, EVERYTHING, EVERYTHING]
@@ -108,15 +107,13 @@ def test_rows_leave_move_and_swap() -> None:
     assert lp.decode_rows == []
 
 
-def test_a_resumed_request_replays_its_answer() -> None:
+def test_a_resumed_request_replays_its_answer(lp: SpatialLogitsProcessor) -> None:
     """After preemption the request comes back with its whole answer."""
-    lp = processor()
     add(lp, {0: (params("detect", max_objects=2), [COORD, COORD, SIZE, COORD])})
     assert survivors(lp)[0] == {5}
 
 
-def test_reasoning() -> None:
-    lp = processor()
+def test_reasoning(lp: SpatialLogitsProcessor) -> None:
     output: list[int] = []
     add(lp, {0: (params("query", reasoning=True, max_reasoning_tokens=2), output)})
     assert survivors(lp)[0] == EVERYTHING - {0, 6}

@@ -67,15 +67,29 @@ def test_decodes_only_placeholders(heads: RegionHeads) -> None:
     assert VOCAB.decode(int(got[1])) == Size(int(size[:1024].argmax()), int(size[1024:].argmax()))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_device_embeds_as_a_cpu_does(heads: RegionHeads, dtype: torch.dtype) -> None:
+    kinds = [0, VOCAB.encode(Coord(0)), VOCAB.encode(Coord(1023)), VOCAB.encode(Size(0, 0))]
+    kinds += [VOCAB.encode(Size(1023, 1023)), VOCAB.encode(Size(3, 900)), VOCAB.image_id, 49]
+    ids = torch.tensor(kinds * 3, dtype=dtype)
+    text = torch.randn(len(ids), CONFIG.dim)
+    on_cpu = heads.embed(ids, text.clone())
+    on_device = heads._embed_all(ids.long(), text)
+    assert torch.allclose(on_device, on_cpu, atol=1e-5)
+    assert torch.equal(on_cpu[::8], text[::8])
+
+
 def test_a_device_decodes_as_a_cpu_does(heads: RegionHeads) -> None:
     hidden = torch.randn(60, CONFIG.dim)
     sampled = torch.tensor([[5, 6, 7, 0][row % 4] for row in range(60)], dtype=torch.int32)[:, None]
     on_cpu = heads.decode(hidden, sampled)
     if heads.ln is not None:
         hidden = heads.ln(hidden)
-    on_device = heads._decode_all(hidden, sampled)
+    on_device = heads._decode_all(hidden, sampled, sizes=True)
     assert on_device.dtype == on_cpu.dtype
     assert torch.equal(on_device, on_cpu)
+    without_sizes = heads._decode_all(hidden, sampled, sizes=False)
+    assert torch.equal(without_sizes, torch.where(sampled == 6, sampled, on_cpu))
 
 
 def test_engine_divisor_changes_what_is_fed(heads: RegionHeads) -> None:

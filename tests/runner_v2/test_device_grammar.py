@@ -73,7 +73,7 @@ def check(
 ) -> None:
     """The state of each row says what the request's own walk says after that many tokens."""
     caps = torch.tensor([answer.cap for answer in batch])
-    allowed = GRAMMAR.allowed(state, count >= caps)
+    allowed = ~GRAMMAR.banned(state, count >= caps)
     for row, (answer, length) in enumerate(zip(batch, lengths, strict=True)):
         cursor = answer.cursor(length)
         assert (int(state[row]), int(count[row])) == (cursor.state, cursor.count)
@@ -112,5 +112,5 @@ def test_a_request_without_a_skill_is_free() -> None:
     for token in (0, 3, 5, 6, 20, VOCAB.encode(Coord(1)), VOCAB.image_id):
         state, count = GRAMMAR.advance(state, count, torch.tensor([token]), torch.tensor([True]))
     assert (int(state), int(count)) == (GRAMMAR.free, 0)
-    assert GRAMMAR.allowed(state, count >= 0).all()
+    assert not GRAMMAR.banned(state, count >= 0).any()
     assert not GRAMMAR.decodes(state).any()

@@ -48,8 +48,10 @@ class Model:
         loaded(self.region)
 
     @torch.no_grad()
-    def decode_spatial(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        return self.region.decode(hidden_states, sampled)
+    def decode_spatial(
+        self, hidden_states: torch.Tensor, sampled: torch.Tensor, *, sizes: bool = True
+    ) -> torch.Tensor:
+        return self.region.decode(hidden_states, sampled, sizes=sizes)
 
 
 def test_decode_masked(device: str) -> None:
@@ -61,7 +63,7 @@ def test_decode_masked(device: str) -> None:
         sampled.repeat(1, 3), torch.zeros(5, 3, device=device), torch.ones(5, device=device)
     )
     output = SimpleNamespace(sampled_token_ids=sampled.clone(), logprobs_tensors=logprobs)
-    decode_masked(model, hidden, output, mask)
+    decode_masked(model, hidden, output, mask, sizes=True)
     if device == "cpu":
         ids = output.sampled_token_ids[:, 0].tolist()
         assert isinstance(VOCAB.decode(ids[0]), Coord)

@@ -133,18 +133,22 @@ class Request:
         """Whether this step's sampled token counts: the refill is done."""
         return self.position == self.prompt + len(self.answer)
 
+    def allowed(self) -> set[TokenClass]:
+        """What the walk allows next."""
+        return set(TokenClass) if self.skill is None else set(self.cursor().allowed)
+
+    def cursor(self) -> Cursor:
+        """The walk along the answer, of a request with a skill."""
+        skill = parse_extra_args(self.skill)
+        assert skill is not None
+        cursor = Cursor(CLASSES, skill.start, skill.cap)
+        cursor.advance(self.answer)
+        return cursor
+
     def check(self, logits: torch.Tensor, decodes: bool, draw: Any) -> None:
         """The masks are those of the walk; then sample one of what is allowed."""
-        allowed = set(TokenClass)
-        if self.skill is not None:
-            skill = parse_extra_args(self.skill)
-            assert skill is not None
-            cursor = Cursor(CLASSES, skill.start, skill.cap)
-            cursor.advance(self.answer)
-            allowed = set(cursor.allowed)
-            assert decodes == cursor.decodes
-        else:
-            assert not decodes
+        allowed = self.allowed()
+        assert decodes == (self.skill is not None and self.cursor().decodes)
         expected = [CLASSES.class_of(token) in allowed for token in range(VOCAB.vocab_size)]
         assert torch.isfinite(logits).tolist() == expected
         self.answer.append(SAMPLES[draw(st.sampled_from(sorted(allowed)))])
@@ -174,6 +178,8 @@ def test_masks_are_those_of_the_walk_whatever_happens(data: st.DataObject) -> No
         for row, request in enumerate(batch):
             if request.samples:
                 decodes = mask is not None and bool(mask[row])
+                if decodes and TokenClass.SIZE in request.allowed():
+                    assert runner.processor.decode_sizes
                 request.check(logits[row], decodes, data.draw)
 
 
@@ -185,6 +191,16 @@ def test_a_batch_without_skills_is_left_alone() -> None:
     runner.enter(1, None, 2, [])
     assert torch.isfinite(runner.apply([(1, 1, 9)])).all()
     assert runner.processor.decode_mask is None
+
+
+def test_points_alone_need_no_head_for_sizes() -> None:
+    runner = Runner()
+    runner.enter(0, {"photon_task": "point"}, 2, [])
+    runner.enter(1, {"photon_task": "detect"}, 2, [])
+    for rows, sizes in (([0], False), ([0, 1], True), ([1], True), ([0], False)):
+        runner.apply([(slot, 1, 9) for slot in rows])
+        assert runner.processor.decode_mask is not None
+        assert runner.processor.decode_sizes is sizes
 
 
 @pytest.mark.parametrize("answer", [[], [SAMPLES[TokenClass.COORD]] * 2])

@@ -13,6 +13,7 @@ from vllm_photon.spatial.grammar import (
     State,
     TokenClass,
     TokenClasses,
+    decodes_sizes,
     dense_tables,
 )
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
@@ -65,6 +66,11 @@ def test_reasoning_turns_into_an_answer() -> None:
     cursor.advance([TEXT, ANSWER])
     assert cursor.state is State.ANSWER
     assert not cursor.decodes
+
+
+def test_only_boxes_and_segments_hold_sizes_with_values() -> None:
+    holding = {state for state in State if decodes_sizes(state)}
+    assert holding == {State.DETECT_X, State.DETECT_Y, State.DETECT_SIZE, State.SEGMENT}
 
 
 def test_a_finished_request_may_be_run_once_more() -> None:

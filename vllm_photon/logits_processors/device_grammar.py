@@ -18,7 +18,6 @@ class DeviceGrammar:
     free: int = len(State)
 
     def __init__(self, classes: TokenClasses, device: torch.device) -> None:
-        self._vocab_size = classes.vocab.vocab_size
         dense, width = dense_tables(), len(TokenClass)
 
         def table(rows: list[list[int]], free: int, dtype: torch.dtype) -> torch.Tensor:
@@ -26,12 +25,18 @@ class DeviceGrammar:
 
         self._next = table(dense.next_state, self.free, torch.int64)
         self._counts = table(dense.counts, 0, torch.int64)
-        self._allowed = torch.stack([table(rows, 1, torch.bool) for rows in dense.allowed])
         self._decodes = torch.tensor([*dense.decodes, 0], dtype=torch.bool, device=device)
-        class_of_id = torch.full((self._vocab_size,), TokenClass.TEXT, dtype=torch.int64)
+        # One entry for each ordinary id, each coordinate, and all sizes together.
+        vocab_size = classes.vocab.vocab_size
+        self._last = vocab_size + COORD_BINS
+        class_of_id = torch.full((self._last + 1,), TokenClass.TEXT, dtype=torch.int64)
         for token_class in set(TokenClass) - {TokenClass.TEXT}:
             class_of_id[classes.id_of(token_class)] = token_class
+        class_of_id[vocab_size:] = TokenClass.COORD
+        class_of_id[-1] = TokenClass.SIZE
         self._class_of_id = class_of_id.to(device)
+        allowed = torch.stack([table(rows, 1, torch.bool) for rows in dense.allowed])
+        self._banned = ~allowed[:, :, self._class_of_id[:vocab_size]]
 
     def advance(
         self, state: torch.Tensor, count: torch.Tensor, ids: torch.Tensor, live: torch.Tensor
@@ -66,9 +71,9 @@ class DeviceGrammar:
         count = (self._counts[before, token_class] * live).sum(dim=1)
         return after[:, -1], count
 
-    def allowed(self, state: torch.Tensor, at_cap: torch.Tensor) -> torch.Tensor:
-        """Tokens allowed next, bool [n, vocab]; ``state`` [n], ``at_cap`` bool [n]."""
-        return self._allowed[at_cap.long(), state][:, self._class_of_id]
+    def banned(self, state: torch.Tensor, at_cap: torch.Tensor) -> torch.Tensor:
+        """Tokens not allowed next, bool [n, vocab]; ``state`` [n], ``at_cap`` bool [n]."""
+        return self._banned[at_cap.long(), state]
 
     def decodes(self, state: torch.Tensor) -> torch.Tensor:
         """Whether a coordinate or size sampled next has a value; bool [n] for ``state`` [n]."""
@@ -76,7 +81,4 @@ class DeviceGrammar:
 
     def _classes(self, ids: torch.Tensor) -> torch.Tensor:
         """Classes of ids, ordinary or virtual, any shape, int64."""
-        offset = ids - self._vocab_size
-        ordinary = self._class_of_id[ids.clamp(max=self._vocab_size - 1)]
-        virtual = torch.where(offset < COORD_BINS, TokenClass.COORD, TokenClass.SIZE)
-        return torch.where(offset < 0, ordinary, virtual)
+        return self._class_of_id[ids.clamp(max=self._last)]

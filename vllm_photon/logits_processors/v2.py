@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
 
 from vllm_photon.logits_processors.device_grammar import DeviceGrammar
 from vllm_photon.logits_processors.params import validate
-from vllm_photon.spatial.grammar import UNCAPPED, TokenClasses
+from vllm_photon.spatial.grammar import UNCAPPED, TokenClasses, decodes_sizes
 from vllm_photon.spatial.prompts import skills_of
 from vllm_photon.spatial.skills import parse_extra_args
 
@@ -34,6 +34,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
 
     ``decode_mask`` is, after each ``apply``, a device mask [rows] of the rows in which a sampled
     coordinate or size has a value and so must become a virtual id; None when there is no such row.
+    ``decode_sizes`` says whether a size can be among them.
     """
 
     @classmethod
@@ -57,9 +58,11 @@ class SpatialLogitsProcessor(LogitsProcessor):
         # What the host knows of each slot, to skip work without asking the device.
         self._has_skill = np.zeros(slots, dtype=bool)
         self._may_decode = np.zeros(slots, dtype=bool)
+        self._may_size = np.zeros(slots, dtype=bool)
         # Slot -> start state and cap of the request that enters it.
         self._entering: dict[int, tuple[int, int]] = {}
         self.decode_mask: torch.Tensor | None = None
+        self.decode_sizes = False
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """True when the request has a skill; a slot without one is set free all the same."""
@@ -72,6 +75,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
             )
         self._has_skill[req_idx] = skill is not None
         self._may_decode[req_idx] = skill is not None and skill.is_spatial
+        self._may_size[req_idx] = skill is not None and decodes_sizes(self._skills.start(skill))
         return skill is not None
 
     def apply_staged_writes(self) -> None:
@@ -112,5 +116,6 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self._count[slots] = count
         if self._may_decode[ctx.idx_mapping_np].any():
             self.decode_mask = self._grammar.decodes(state)
-        allowed = self._grammar.allowed(state, count >= self._cap[slots])
-        return logits.masked_fill_(~allowed, float("-inf"))
+            self.decode_sizes = bool(self._may_size[ctx.idx_mapping_np].any())
+        banned = self._grammar.banned(state, count >= self._cap[slots])
+        return logits.masked_fill_(banned, float("-inf"))

@@ -20,12 +20,12 @@ class SupportsSpatial(Protocol):
     spatial_vocab: SpatialVocab
 
     def decode_spatial(
-        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor
+        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor, *, sizes: bool = True
     ) -> torch.Tensor:
         """Read the values behind sampled placeholders.
 
         ``hidden_states`` is [n, dim], ``sampled_token_ids`` [n, 1]; returns [n, 1] of the same
         dtype in which coord and size ids are virtual ids and every other id is unchanged.
-        Stays on the device; no host synchronisation.
+        Without ``sizes`` no row has sampled a size. Stays on the device; no host synchronisation.
         """
         ...

@@ -106,10 +106,10 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, Supports
         )
 
     def decode_spatial(
-        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor
+        self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor, *, sizes: bool = True
     ) -> torch.Tensor:
         """See SupportsSpatial."""
-        return self.region.decode(hidden_states, sampled_token_ids)
+        return self.region.decode(hidden_states, sampled_token_ids, sizes=sizes)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load published names; a name that has no place here is an error."""

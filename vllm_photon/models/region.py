@@ -14,27 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_photon.models.hf_config import Region
+from vllm_photon.models.linear import KernelLinear
 from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab, size_value
 
-
-class KernelLinear(nn.Linear):
-    """A linear layer through vLLM's kernels, whole on every rank.
-
-    On a CPU they pack the weight once it is loaded, where torch would again in every call.
-    """
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        self.quant_method = UnquantizedLinearMethod()  # vLLM's loader looks for it by this name.
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[n, in] to [n, out]."""
-        return self.quant_method.apply(self, hidden_states, self.bias)
+# As many coordinates and sizes there are.
+VALUES = COORD_BINS + SIZE_BINS * SIZE_BINS
 
 
 class RegionMLP(nn.Module):
@@ -78,7 +66,7 @@ class RegionHeads(nn.Module):
         self.coord_encoder = KernelLinear(config.coord_feat_dim, config.dim)
         self.size_encoder = KernelLinear(config.size_feat_dim, config.dim)
         # Made when first needed: by then the weights are loaded, whichever loader brought them.
-        self._tables: _Tables | None = None
+        self._made_tables: _Tables | None = None
         self.ln: nn.Module | None
         self.coord_decoder: nn.Module
         self.size_decoder: nn.Module
@@ -93,60 +81,89 @@ class RegionHeads(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Called by vLLM's loader, also when new weights replace old ones."""
-        self._tables = None
+        self._made_tables = None
         return AutoWeightsLoader(self).load_weights(weights)
 
     def embed(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
         """Put the embeddings of virtual ids in the place of the text's.
 
-        ``ids`` [n] int64, ``text_embeds`` [n, dim]; returns [n, dim]. Positions of an image, whose
-        embeddings come from elsewhere, stay as they are.
+        ``ids`` [n] integers, ``text_embeds`` [n, dim], which may be written to; returns [n, dim].
+        Positions of an image, whose embeddings come from elsewhere, stay as they are.
         """
-        if self._tables is None:
-            self._tables = self._tabulate()
-        tables, offset = self._tables, ids - self.vocab.vocab_size
-        coords = tables.coords[offset.clamp(0, COORD_BINS - 1)]
-        is_coord = (offset >= 0) & (offset < COORD_BINS)
-        embeds = torch.where(is_coord[:, None], coords, text_embeds)
-        is_size = (offset >= COORD_BINS) & (ids < self.vocab.image_id)
-        if not known_empty(is_size):
-            code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
-            angle = tables.widths[code // SIZE_BINS] + tables.heights[code % SIZE_BINS]
-            sizes = self.size_encoder(_features(angle, self.size_features.dtype))
-            embeds = torch.where(is_size[:, None], sizes, embeds)
-        return embeds
+        if ids.is_cpu:
+            return self._embed_known(ids, text_embeds)
+        return self._embed_all(ids.long(), text_embeds)
 
-    def decode(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    def _embed_known(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
+        """On a CPU, where the host can look, only virtual ids cost anything."""
+        offsets = [id_ - self.vocab.vocab_size for id_ in ids.tolist()]
+        coords = [row for row, offset in enumerate(offsets) if 0 <= offset < COORD_BINS]
+        sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < VALUES]
+        tables = self._tables()
+        if coords:
+            bins = torch.tensor([offsets[row] for row in coords])
+            text_embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
+        if sizes:
+            # In numpy, which takes a good half of torch's time for so little.
+            widths, heights = zip(
+                *(divmod(offsets[row] - COORD_BINS, SIZE_BINS) for row in sizes), strict=True
+            )
+            angle = tables.widths.numpy().take(widths, 0) + tables.heights.numpy().take(heights, 0)
+            features = torch.from_numpy(np.concatenate((np.cos(angle), np.sin(angle)), axis=-1))
+            embeds = self.size_encoder(features.to(text_embeds.dtype))
+            text_embeds.index_copy_(0, torch.tensor(sizes), embeds)
+        return text_embeds
+
+    def _embed_all(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
+        """On a device every row is embedded in every way: the host doesn't know which it needs."""
+        tables, offset = self._tables(), ids - self.vocab.vocab_size
+        coords = tables.coords[offset.clamp(0, COORD_BINS - 1)]
+        code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
+        angle = tables.widths[code // SIZE_BINS] + tables.heights[code % SIZE_BINS]
+        sizes = self.size_encoder(_features(angle, text_embeds.dtype))
+        values = torch.where((offset < COORD_BINS)[:, None], coords, sizes)
+        return torch.where(((offset >= 0) & (offset < VALUES))[:, None], values, text_embeds)
+
+    def decode(
+        self, hidden_states: torch.Tensor, sampled: torch.Tensor, *, sizes: bool = True
+    ) -> torch.Tensor:
         """Replace sampled coord and size placeholders by virtual ids.
 
         ``hidden_states`` [n, dim] from before the last norm, ``sampled`` [n, 1]; returns [n, 1] of
-        the same dtype. The likeliest bin wins, the lowest of equals.
+        the same dtype. The likeliest bin wins, the lowest of equals. Without ``sizes`` the caller
+        knows that no row has sampled a size.
         """
         if self.ln is not None:
             hidden_states = self.ln(hidden_states)
         if sampled.is_cpu:
             return self._decode_known(hidden_states, sampled)
-        return self._decode_all(hidden_states, sampled)
+        return self._decode_all(hidden_states, sampled, sizes)
 
     def _decode_known(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """On a CPU, where the host can look, each head reads the rows that sampled it."""
-        ids = sampled[:, 0].numpy().copy()
-        (coords,) = (ids == self.vocab.coord_id).nonzero()
-        (sizes,) = (ids == self.vocab.size_id).nonzero()
-        if len(coords):
-            ids[coords] = self._coord_id(_places(self.coord_decoder(_take(hidden_states, coords))))
-        if len(sizes):
-            places = _places(self._size_scores(_take(hidden_states, sizes)))
-            ids[sizes] = self._size_id(places[:, 0], places[:, 1])
-        return torch.from_numpy(ids)[:, None]
+        ids = sampled[:, 0].tolist()
+        coords = [row for row, id_ in enumerate(ids) if id_ == self.vocab.coord_id]
+        sizes = [row for row, id_ in enumerate(ids) if id_ == self.vocab.size_id]
+        if coords:
+            scores = self.coord_decoder(_take(hidden_states, coords))
+            for row, bin_ in zip(coords, _places(scores), strict=True):
+                ids[row] = self._coord_id(bin_)
+        if sizes:
+            scores = self._size_scores(_take(hidden_states, sizes))
+            for row, (width, height) in zip(sizes, _places(scores), strict=True):
+                ids[row] = self._size_id(width, height)
+        return sampled.new_tensor(ids)[:, None]
 
-    def _decode_all(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        """On a device both heads read all rows: the host doesn't know what each has sampled."""
-        coords = self._coord_id(self.coord_decoder(hidden_states).argmax(dim=-1))
-        sizes = self._size_id(*self._size_scores(hidden_states).argmax(dim=-1).unbind(dim=1))
-        ids = torch.where(sampled == self.vocab.coord_id, coords[:, None], sampled)
-        ids = torch.where(sampled == self.vocab.size_id, sizes[:, None], ids)
-        return ids.to(sampled.dtype)
+    def _decode_all(
+        self, hidden_states: torch.Tensor, sampled: torch.Tensor, sizes: bool
+    ) -> torch.Tensor:
+        """On a device a head reads all rows: the host doesn't know what each has sampled."""
+        ids = self._coord_id(self.coord_decoder(hidden_states).argmax(dim=-1))
+        decoded = torch.where(sampled == self.vocab.coord_id, ids[:, None], sampled)
+        if sizes:
+            ids = self._size_id(*self._size_scores(hidden_states).argmax(dim=-1).unbind(dim=1))
+            decoded = torch.where(sampled == self.vocab.size_id, ids[:, None], decoded)
+        return decoded.to(sampled.dtype)
 
     def _size_scores(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.size_decoder(hidden_states).unflatten(-1, (2, SIZE_BINS))
@@ -156,6 +173,11 @@ class RegionHeads(nn.Module):
 
     def _size_id(self, widths: Any, heights: Any) -> Any:
         return self.vocab.vocab_size + COORD_BINS + widths * SIZE_BINS + heights
+
+    def _tables(self) -> _Tables:
+        if self._made_tables is None:
+            self._made_tables = self._tabulate()
+        return self._made_tables
 
     def _tabulate(self) -> _Tables:
         device = self.coord_features.device
@@ -171,18 +193,18 @@ class RegionHeads(nn.Module):
         return _Tables(self.coord_encoder(features), _angle(sizes, width), _angle(sizes, height))
 
 
-def known_empty(mask: torch.Tensor) -> bool:
-    """Whether no row is set, as far as that can be told without waiting for a device."""
-    return mask.is_cpu and not bool(mask.any())
+def known_ordinary(ids: torch.Tensor, vocab_size: int) -> bool:
+    """Whether no id is virtual, as far as that can be told without waiting for a device."""
+    return ids.is_cpu and max(ids.tolist(), default=0) < vocab_size
 
 
-def _take(hidden_states: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+def _take(hidden_states: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return hidden_states if len(rows) == len(hidden_states) else hidden_states[rows]
 
 
-def _places(scores: torch.Tensor) -> np.ndarray:
-    """Where the largest score along the last dimension is; a tenth of torch's time on a CPU."""
-    return scores.float().numpy().argmax(axis=-1)
+def _places(scores: torch.Tensor) -> list[Any]:
+    """Where the largest score along the last dimension is; numpy takes a third of torch's time."""
+    return scores.float().numpy().argmax(axis=-1).tolist()
 
 
 def _angle(values: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

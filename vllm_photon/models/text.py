@@ -21,7 +21,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_photon.models.hf_config import MoondreamTextConfig
-from vllm_photon.models.region import RegionHeads, known_empty
+from vllm_photon.models.region import RegionHeads, known_ordinary
 from vllm_photon.models.vision import ParallelMLP
 
 ROTARY_DIM = 32
@@ -152,12 +152,10 @@ class TextModel(nn.Module):
 
         Invariant I10: an id at or above the vocabulary never indexes the embedding.
         """
-        ids = input_ids.long()
-        is_virtual = ids >= self.vocab_size
-        embeds = self.wte(torch.where(is_virtual, 0, ids))
-        if known_empty(is_virtual):
-            return embeds
-        return self._region[0].embed(ids, embeds)
+        if known_ordinary(input_ids, self.vocab_size):
+            return self.wte(input_ids)
+        embeds = self.wte(input_ids.clamp(max=self.vocab_size - 1))
+        return self._region[0].embed(input_ids, embeds)
 
     def forward(
         self,

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization import QuantizationConfig
 
 from vllm_photon.models.hf_config import Vision
+from vllm_photon.models.linear import KernelLinear
 
 
 class ParallelMLP(nn.Module):
@@ -103,7 +104,7 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         patch_dim = config.enc_patch_size**2 * config.in_channels
-        self.patch_emb = nn.Linear(patch_dim, config.enc_dim)
+        self.patch_emb = KernelLinear(patch_dim, config.enc_dim)
         self.pos_emb = nn.Parameter(torch.empty(1, config.grid**2, config.enc_dim))
         self.blocks = nn.ModuleList(
             VisionBlock(config, quant_config, f"{prefix}.blocks.{i}")
@@ -137,8 +138,9 @@ class VisionTower(nn.Module):
         images = features.split([1 + rows * columns for rows, columns in tilings])
         for image, tiling in zip(images, tilings, strict=True):
             local = stitch(image[1:].view(-1, grid, grid, dim), tiling, self.config.overlap_margin)
-            pooled = F.adaptive_avg_pool2d(local.permute(2, 0, 1), grid)
-            combined.append(torch.cat((image[0], pooled.flatten(1).t()), dim=-1))
+            if local.shape[:2] != (grid, grid):
+                local = F.adaptive_avg_pool2d(local.permute(2, 0, 1), grid).permute(1, 2, 0)
+            combined.append(torch.cat((image[0], local.flatten(0, 1)), dim=-1))
         return list(self.proj_mlp(torch.stack(combined)).unbind())
 
     def _encode(self, crops: torch.Tensor) -> torch.Tensor:

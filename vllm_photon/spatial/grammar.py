@@ -214,6 +214,16 @@ class Cursor:
         return RULES[self.state].decodes
 
 
+def decodes_sizes(start: State) -> bool:
+    """Whether an answer that begins in ``start`` can hold a size that has a value."""
+    reached, todo = {start}, [start]
+    while todo:
+        following = set(RULES[todo.pop()].goes.values()) - reached
+        reached |= following
+        todo += following
+    return any(RULES[state].decodes and TokenClass.SIZE in RULES[state].goes for state in reached)
+
+
 @dataclass(frozen=True, slots=True)
 class DenseTables:
     """The rules as arrays: S states, C classes.

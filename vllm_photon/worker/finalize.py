@@ -43,20 +43,30 @@ def decode_rows(
     if not rows:
         return
     sampled = output.sampled_token_ids
+    decoded = model.decode_spatial(hidden_states, sampled)
     if len(rows) == len(sampled):
-        sampled.copy_(model.decode_spatial(hidden_states, sampled))
+        sampled.copy_(decoded)
     else:
-        index = torch.tensor(rows, device=hidden_states.device)
-        sampled[index] = model.decode_spatial(hidden_states[index], sampled[index])
+        index = torch.tensor(rows, device=sampled.device)
+        sampled[index] = decoded[index]
     _rename_sampled(output)
 
 
 def decode_masked(
-    model: SupportsSpatial, hidden_states: torch.Tensor, output: AnyOutput, mask: torch.Tensor
+    model: SupportsSpatial,
+    hidden_states: torch.Tensor,
+    output: AnyOutput,
+    mask: torch.Tensor,
+    *,
+    sizes: bool,
 ) -> None:
-    """As :func:`decode_rows`, for the rows of a device mask, bool [n]; no host wait."""
+    """As :func:`decode_rows`, for the rows of a device mask, bool [n]; no host wait.
+
+    ``sizes`` is False when the host knows that no row can have sampled a size.
+    """
     sampled = output.sampled_token_ids
-    sampled.copy_(torch.where(mask[:, None], model.decode_spatial(hidden_states, sampled), sampled))
+    decoded = model.decode_spatial(hidden_states, sampled, sizes=sizes)
+    sampled.copy_(torch.where(mask[:, None], decoded, sampled))
     _rename_sampled(output)
 
 

@@ -63,7 +63,11 @@ class RunnerV2Mixin:
         )
         if spatial is not None and spatial.decode_mask is not None:
             decode_masked(
-                self.model, hidden_states[input_batch.logits_indices], output, spatial.decode_mask
+                self.model,
+                hidden_states[input_batch.logits_indices],
+                output,
+                spatial.decode_mask,
+                sizes=spatial.decode_sizes,
             )
         return output, num_sampled, num_rejected
 
