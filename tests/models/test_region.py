@@ -13,6 +13,7 @@ from vllm_photon.models.region import RegionHeads
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab, size_value
 
 VOCAB = SpatialVocab(vocab_size=50)
+COORD, SIZE = VOCAB.encode(Coord(9)), VOCAB.encode(Size(1, 2))
 CONFIG = Region(dim=16, coord_feat_dim=8, size_feat_dim=12, inner_dim=24)
 
 
@@ -29,6 +30,18 @@ def heads(request: pytest.FixtureRequest) -> RegionHeads:
     return loaded(random_heads(VOCAB, single_layer=request.param))
 
 
+class TextEmbedding:
+    """Embeds ordinary ids by row; any other is an error, as in a real embedding (I10)."""
+
+    def __init__(self, dim: int = CONFIG.dim, dtype: torch.dtype = torch.float32) -> None:
+        self.rows = torch.randn(VOCAB.vocab_size, dim).to(dtype)
+        self.asked = 0
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        self.asked += len(ids)
+        return self.rows[ids]
+
+
 def fourier(values: list[float], frequencies: torch.Tensor) -> torch.Tensor:
     angle = 2 * math.pi * torch.tensor(values) @ frequencies
     return torch.cat((angle.cos(), angle.sin()))
@@ -38,9 +51,9 @@ def test_embeds_values(heads: RegionHeads) -> None:
     ids = torch.tensor(
         [3, VOCAB.encode(Coord(0)), VOCAB.encode(Coord(1023)), VOCAB.encode(Size(7, 1000)), 49]
     )
-    text = torch.randn(len(ids), CONFIG.dim)
+    text = TextEmbedding()
     got = heads.embed(ids, text)
-    assert torch.equal(got[[0, 4]], text[[0, 4]])
+    assert torch.equal(got[[0, 4]], text.rows[[3, 49]])
     for row, bin_ in ((1, 0), (2, 1023)):
         expected = heads.coord_encoder(fourier([bin_ / 1024], heads.coord_features))
         assert torch.allclose(got[row], expected, atol=1e-5)
@@ -48,10 +61,21 @@ def test_embeds_values(heads: RegionHeads) -> None:
     assert torch.allclose(got[3], expected, atol=1e-5)
 
 
-def test_every_position_of_an_image_keeps_its_embedding(heads: RegionHeads) -> None:
-    ids = torch.tensor([VOCAB.image_id, VOCAB.image_id])
-    text = torch.randn(2, CONFIG.dim)
-    assert torch.equal(heads.embed(ids, text), text)
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "device"])
+def test_positions_of_an_image_are_no_error(heads: RegionHeads, on_cpu: bool) -> None:
+    ids, text = torch.tensor([VOCAB.image_id, VOCAB.image_id]), TextEmbedding()
+    got = (heads.embed if on_cpu else heads._embed_all)(ids, text)
+    assert torch.equal(got, text.rows[[49, 49]])
+
+
+@pytest.mark.parametrize(
+    "ids", [[COORD] * 3, [COORD, SIZE], [SIZE] * 2], ids=["points", "boxes", "sizes"]
+)
+def test_a_cpu_embeds_no_text_where_there_is_none(heads: RegionHeads, ids: list[int]) -> None:
+    text = TextEmbedding()
+    got = heads.embed(torch.tensor(ids, dtype=torch.int32), text)
+    assert text.asked == 0
+    assert torch.allclose(got, heads._embed_all(torch.tensor(ids), text), atol=1e-5)
 
 
 def test_decodes_only_placeholders(heads: RegionHeads) -> None:
@@ -72,11 +96,10 @@ def test_a_device_embeds_as_a_cpu_does(heads: RegionHeads, dtype: torch.dtype) -
     kinds = [0, VOCAB.encode(Coord(0)), VOCAB.encode(Coord(1023)), VOCAB.encode(Size(0, 0))]
     kinds += [VOCAB.encode(Size(1023, 1023)), VOCAB.encode(Size(3, 900)), VOCAB.image_id, 49]
     ids = torch.tensor(kinds * 3, dtype=dtype)
-    text = torch.randn(len(ids), CONFIG.dim)
-    on_cpu = heads.embed(ids, text.clone())
-    on_device = heads._embed_all(ids.long(), text)
+    text = TextEmbedding()
+    on_cpu, on_device = heads.embed(ids, text), heads._embed_all(ids, text)
     assert torch.allclose(on_device, on_cpu, atol=1e-5)
-    assert torch.equal(on_cpu[::8], text[::8])
+    assert torch.equal(on_cpu[::8], text.rows[[0, 0, 0]])
 
 
 def test_a_device_decodes_as_a_cpu_does(heads: RegionHeads) -> None:
@@ -94,7 +117,7 @@ def test_a_device_decodes_as_a_cpu_does(heads: RegionHeads) -> None:
 
 def test_engine_divisor_changes_what_is_fed(heads: RegionHeads) -> None:
     ids = torch.tensor([VOCAB.encode(Coord(1023))])
-    text = torch.zeros(1, CONFIG.dim)
+    text = TextEmbedding()
     other = loaded(random_heads(SpatialVocab(vocab_size=50, coord_divisor=1023)))
     expected = other.coord_encoder(fourier([1.0], other.coord_features))
     assert torch.allclose(other.embed(ids, text)[0], expected, atol=1e-5)
@@ -104,7 +127,7 @@ def test_engine_divisor_changes_what_is_fed(heads: RegionHeads) -> None:
 def test_embeddings_follow_the_weights_that_the_loader_brings() -> None:
     heads = random_heads(VOCAB)
     heads.coord_encoder = torch.nn.Linear(CONFIG.coord_feat_dim, CONFIG.dim).requires_grad_(False)  # type: ignore[assignment]
-    ids, text = torch.tensor([VOCAB.encode(Coord(300))]), torch.zeros(1, CONFIG.dim)
+    ids, text = torch.tensor([VOCAB.encode(Coord(300))]), TextEmbedding()
     for scale in (1.0, 2.0):
         weights = {name: scale * weight for name, weight in random_heads(VOCAB).named_parameters()}
         assert heads.load_weights(weights.items()) == set(weights)
@@ -123,7 +146,7 @@ def test_bfloat16_weights_tell_neighbouring_bins_apart() -> None:
     ids = torch.tensor([VOCAB.encode(Coord(bin_)) for bin_ in (700, 701, 702)])
     embeds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        text = torch.zeros(3, CONFIG.coord_feat_dim, dtype=dtype)
+        text = TextEmbedding(CONFIG.coord_feat_dim, dtype)
         heads.load_weights([("coord_features", frequencies.to(dtype))])
         embeds[dtype] = heads.to(dtype).embed(ids, text)
     rounded = embeds[torch.bfloat16]

@@ -7,8 +7,8 @@ read from a hidden state by a decoder over bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from vllm_photon.models.hf_config import Region
 from vllm_photon.models.linear import KernelLinear
 from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab, size_value
 
+EmbedText: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # As many coordinates and sizes there are.
 VALUES = COORD_BINS + SIZE_BINS * SIZE_BINS
 
@@ -84,45 +85,56 @@ class RegionHeads(nn.Module):
         self._made_tables = None
         return AutoWeightsLoader(self).load_weights(weights)
 
-    def embed(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
-        """Put the embeddings of virtual ids in the place of the text's.
+    def embed(self, ids: torch.Tensor, embed_text: EmbedText) -> torch.Tensor:
+        """[n] ids, virtual ones included, to [n, dim].
 
-        ``ids`` [n] integers, ``text_embeds`` [n, dim], which may be written to; returns [n, dim].
-        Positions of an image, whose embeddings come from elsewhere, stay as they are.
+        ``embed_text`` makes [n, dim] of ids below the vocabulary and is given no others (invariant
+        I10). The positions of an image, whose embeddings come from elsewhere, hold one of its rows.
         """
-        if ids.is_cpu:
-            return self._embed_known(ids, text_embeds)
-        return self._embed_all(ids.long(), text_embeds)
+        return (self._embed_known if ids.is_cpu else self._embed_all)(ids, embed_text)
 
-    def _embed_known(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
-        """On a CPU, where the host can look, only virtual ids cost anything."""
-        offsets = [id_ - self.vocab.vocab_size for id_ in ids.tolist()]
-        coords = [row for row, offset in enumerate(offsets) if 0 <= offset < COORD_BINS]
-        sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < VALUES]
+    def _embed_known(self, ids: torch.Tensor, embed_text: EmbedText) -> torch.Tensor:
+        """On a CPU, where the host can look, each kind of id costs only where there is one."""
+        first = self.vocab.vocab_size
+        offsets = [id_ - first for id_ in ids.tolist()]
+        if max(offsets, default=-1) < 0:
+            return embed_text(ids)
         tables = self._tables()
+        coords = [row for row, offset in enumerate(offsets) if 0 <= offset < COORD_BINS]
+        if len(coords) == len(offsets):
+            return tables.coords.index_select(0, torch.tensor(offsets))
+        sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < VALUES]
+        if len(coords) + len(sizes) == len(offsets):
+            embeds = tables.coords.new_empty(len(offsets), tables.coords.shape[1])
+        else:
+            embeds = embed_text(ids.clamp(max=first - 1))
         if coords:
             bins = torch.tensor([offsets[row] for row in coords])
-            text_embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
+            embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
         if sizes:
-            # In numpy, which takes a good half of torch's time for so little.
-            widths, heights = zip(
-                *(divmod(offsets[row] - COORD_BINS, SIZE_BINS) for row in sizes), strict=True
-            )
-            angle = tables.widths.numpy().take(widths, 0) + tables.heights.numpy().take(heights, 0)
-            features = torch.from_numpy(np.concatenate((np.cos(angle), np.sin(angle)), axis=-1))
-            embeds = self.size_encoder(features.to(text_embeds.dtype))
-            text_embeds.index_copy_(0, torch.tensor(sizes), embeds)
-        return text_embeds
+            codes = [offsets[row] - COORD_BINS for row in sizes]
+            embeds.index_copy_(0, torch.tensor(sizes), self._size_embeds(codes, embeds.dtype))
+        return embeds
 
-    def _embed_all(self, ids: torch.Tensor, text_embeds: torch.Tensor) -> torch.Tensor:
+    def _size_embeds(self, codes: list[int], dtype: torch.dtype) -> torch.Tensor:
+        """In numpy, which takes a good half of torch's time for so little."""
+        widths, heights = zip(*(divmod(code, SIZE_BINS) for code in codes), strict=True)
+        tables = self._tables()
+        angle = tables.widths.numpy().take(widths, 0) + tables.heights.numpy().take(heights, 0)
+        features = torch.from_numpy(np.concatenate((np.cos(angle), np.sin(angle)), axis=-1))
+        return self.size_encoder(features.to(dtype))
+
+    def _embed_all(self, ids: torch.Tensor, embed_text: EmbedText) -> torch.Tensor:
         """On a device every row is embedded in every way: the host doesn't know which it needs."""
-        tables, offset = self._tables(), ids - self.vocab.vocab_size
+        first = self.vocab.vocab_size
+        embeds = embed_text(ids.clamp(max=first - 1))
+        tables, offset = self._tables(), ids.long() - first
         coords = tables.coords[offset.clamp(0, COORD_BINS - 1)]
         code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
         angle = tables.widths[code // SIZE_BINS] + tables.heights[code % SIZE_BINS]
-        sizes = self.size_encoder(_features(angle, text_embeds.dtype))
+        sizes = self.size_encoder(_features(angle, embeds.dtype))
         values = torch.where((offset < COORD_BINS)[:, None], coords, sizes)
-        return torch.where(((offset >= 0) & (offset < VALUES))[:, None], values, text_embeds)
+        return torch.where(((offset >= 0) & (offset < VALUES))[:, None], values, embeds)
 
     def decode(
         self, hidden_states: torch.Tensor, sampled: torch.Tensor, *, sizes: bool = True
@@ -141,18 +153,18 @@ class RegionHeads(nn.Module):
 
     def _decode_known(self, hidden_states: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """On a CPU, where the host can look, each head reads the rows that sampled it."""
-        ids = sampled[:, 0].tolist()
+        decoded = sampled.clone()
+        values = decoded.numpy()[:, 0]
+        ids = values.tolist()
         coords = [row for row, id_ in enumerate(ids) if id_ == self.vocab.coord_id]
         sizes = [row for row, id_ in enumerate(ids) if id_ == self.vocab.size_id]
         if coords:
-            scores = self.coord_decoder(_take(hidden_states, coords))
-            for row, bin_ in zip(coords, _places(scores), strict=True):
-                ids[row] = self._coord_id(bin_)
+            bins = _places(self.coord_decoder(_take(hidden_states, coords)))
+            values[coords] = self._coord_id(bins)
         if sizes:
-            scores = self._size_scores(_take(hidden_states, sizes))
-            for row, (width, height) in zip(sizes, _places(scores), strict=True):
-                ids[row] = self._size_id(width, height)
-        return sampled.new_tensor(ids)[:, None]
+            bins = _places(self._size_scores(_take(hidden_states, sizes)))
+            values[sizes] = self._size_id(bins[:, 0], bins[:, 1])
+        return decoded
 
     def _decode_all(
         self, hidden_states: torch.Tensor, sampled: torch.Tensor, sizes: bool
@@ -193,18 +205,13 @@ class RegionHeads(nn.Module):
         return _Tables(self.coord_encoder(features), _angle(sizes, width), _angle(sizes, height))
 
 
-def known_ordinary(ids: torch.Tensor, vocab_size: int) -> bool:
-    """Whether no id is virtual, as far as that can be told without waiting for a device."""
-    return ids.is_cpu and max(ids.tolist(), default=0) < vocab_size
-
-
 def _take(hidden_states: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return hidden_states if len(rows) == len(hidden_states) else hidden_states[rows]
 
 
-def _places(scores: torch.Tensor) -> list[Any]:
+def _places(scores: torch.Tensor) -> np.ndarray:
     """Where the largest score along the last dimension is; numpy takes a third of torch's time."""
-    return scores.float().numpy().argmax(axis=-1).tolist()
+    return scores.float().numpy().argmax(axis=-1)
 
 
 def _angle(values: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

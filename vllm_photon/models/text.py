@@ -21,7 +21,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_photon.models.hf_config import MoondreamTextConfig
-from vllm_photon.models.region import RegionHeads, known_ordinary
+from vllm_photon.models.region import RegionHeads
 from vllm_photon.models.vision import ParallelMLP
 
 ROTARY_DIM = 32
@@ -133,7 +133,6 @@ class TextModel(nn.Module):
     ) -> None:
         super().__init__()
         dim = config.hidden_size
-        self.vocab_size = config.vocab_size
         self.wte = VocabParallelEmbedding(config.vocab_size, dim, prefix=f"{prefix}.wte")
         self.start_layer, self.end_layer, self.blocks = make_layers(
             config.num_hidden_layers,
@@ -148,14 +147,8 @@ class TextModel(nn.Module):
         self._region = (region,)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[n] ids, virtual ones included, to [n, dim].
-
-        Invariant I10: an id at or above the vocabulary never indexes the embedding.
-        """
-        if known_ordinary(input_ids, self.vocab_size):
-            return self.wte(input_ids)
-        embeds = self.wte(input_ids.clamp(max=self.vocab_size - 1))
-        return self._region[0].embed(input_ids, embeds)
+        """[n] ids, virtual ones included, to [n, dim]."""
+        return self._region[0].embed(input_ids, self.wte)
 
     def forward(
         self,
