@@ -37,6 +37,16 @@ def ratio_of_medians(over: Sequence[float], under: Sequence[float], seed: int = 
     return _estimate(float(np.median(over) / np.median(under)), tops / bottoms)
 
 
+def median_of_ratios(over: Sequence[float], under: Sequence[float], seed: int = 0) -> Estimate:
+    """The median of over[i] / under[i], for runs made in pairs; `under` must be positive.
+
+    What slows both runs of a pair, such as a neighbour on the machine, is not in it.
+    """
+    if min(under, default=0.0) <= 0:
+        raise ValueError(f"a ratio needs positive samples below the line: {list(under)}")
+    return median([top / bottom for top, bottom in zip(over, under, strict=True)], seed)
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Of at least one positive value; ValueError otherwise."""
     if not values or min(values) <= 0:
