@@ -8,9 +8,10 @@ only the skill differs, so whatever more a point takes is its mask, its region h
 ids. Tokens per second over the whole answer, medians over the rounds; a ratio is the median of the
 rounds' own, since the three runs of a round are neighbours in time.
 
-With ``--size full`` text decoder and region heads have the shapes of Moondream 2 (24 layers of 2048,
-1.2 billion parameters), with ``half`` half its width, where a head weighs more. Weights are random,
-the vocabulary stays the tiny one, which makes text cheaper than it is, and answers are shorter.
+With ``--size full`` text decoder and region heads have the shapes of Moondream 2 (24 layers of
+2048, 1.2 billion parameters), with ``half`` half its width, where a head weighs more. Weights are
+random, the vocabulary stays the tiny one, which makes text cheaper than it is, and answers are
+shorter.
 """
 
 import argparse

@@ -112,10 +112,10 @@ def check_grammar() -> str:
     live = torch.ones(ROWS, dtype=torch.bool).to(DEVICE)
 
     def work() -> tuple[torch.Tensor, ...]:
-        state, count = start, torch.zeros_like(start)
+        places = torch.stack((start, torch.ones_like(start)), dim=1)
         for step in range(3):
-            state, count = grammar.advance(state, count, ids[:, step], live)
-        banned, mask = grammar.banned(state, count >= 1), grammar.decodes(state)
+            places = grammar.advance(places, ids[:, step], live)
+        banned, mask = grammar.banned(places), grammar.decodes(places)
         return *grammar.replay(start, ids, lengths), banned, mask
 
     replayed, boxes, banned, mask = enqueue(work, "the grammar")
@@ -135,7 +135,7 @@ def check_region() -> str:
     from vllm_photon.models.hf_config import Region
     from vllm_photon.models.region import RegionHeads
     from vllm_photon.spatial.tokens import SpatialVocab
-    from vllm_photon.worker.finalize import decode_masked, placeholders
+    from vllm_photon.worker.finalize import decode_masked
 
     torch.manual_seed(0)
     vocab = SpatialVocab(VOCAB_SIZE)
@@ -151,13 +151,12 @@ def check_region() -> str:
     hidden, on_device, mask = hidden.to(DEVICE), sampled.to(DEVICE), mask.to(DEVICE)
     model: Any = SimpleNamespace(decode_spatial=region.decode)
 
-    def work() -> tuple[torch.Tensor, torch.Tensor]:
+    def work() -> torch.Tensor:
         output: Any = SimpleNamespace(sampled_token_ids=on_device.clone(), logprobs_tensors=None)
         decode_masked(model, hidden, output, mask, sizes=True)
-        return output.sampled_token_ids, placeholders(vocab, output.sampled_token_ids)
+        return output.sampled_token_ids
 
-    ids, raw = enqueue(work, "the region heads")
-    assert raw.tolist() == sampled.tolist()
+    ids = enqueue(work, "the region heads")
     same = int((ids.cpu() == on_cpu).sum())
     assert same >= ROWS - 1, f"{ROWS - same} of {ROWS} values differ from the CPU's"
     return f"{ROWS} rows; {same} equal the CPU's"

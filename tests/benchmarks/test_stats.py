@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from benchmarks.stats import geometric_mean, median, percentile, ratio_of_medians, summarize
+from benchmarks.stats import (
+    geometric_mean,
+    median,
+    median_of_ratios,
+    percentile,
+    ratio_of_medians,
+    summarize,
+)
 
 
 def test_median_lies_in_its_interval_and_a_constant_has_none_to_spare():
@@ -26,6 +33,15 @@ def test_ratio_interval_holds_one_only_when_the_sides_overlap():
     assert 1.9 < apart.low < apart.high < 2.4
     same = ratio_of_medians([9.0, 10.0, 11.0], [9.5, 10.0, 10.5])
     assert same.low < 1.0 < same.high
+
+
+def test_a_disturbance_of_whole_rounds_is_in_no_ratio_of_pairs():
+    over, under = [20.0, 10.0, 41.0, 8.0], [10.0, 5.0, 20.0, 4.0]
+    assert median_of_ratios(over, under).value == pytest.approx(2.0)
+    paired, alone = median_of_ratios(over, under), ratio_of_medians(over, under)
+    assert paired.high - paired.low < 0.1 < alone.high - alone.low
+    with pytest.raises(ValueError, match="positive"):
+        median_of_ratios([1.0], [0.0])
 
 
 def test_ratio_over_zero_is_refused():

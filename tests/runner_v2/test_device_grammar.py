@@ -68,30 +68,26 @@ def expected(cursor: Cursor) -> list[bool]:
     return [CLASSES.class_of(token) in cursor.allowed for token in range(VOCAB.vocab_size)]
 
 
-def check(
-    state: torch.Tensor, count: torch.Tensor, batch: list[Answer], lengths: list[int]
-) -> None:
-    """The state of each row says what the request's own walk says after that many tokens."""
-    caps = torch.tensor([answer.cap for answer in batch])
-    allowed = ~GRAMMAR.banned(state, count >= caps)
+def check(places: torch.Tensor, batch: list[Answer], lengths: list[int]) -> None:
+    """The place of each row says what the request's own walk says after that many tokens."""
+    allowed = ~GRAMMAR.banned(places)
     for row, (answer, length) in enumerate(zip(batch, lengths, strict=True)):
         cursor = answer.cursor(length)
-        assert (int(state[row]), int(count[row])) == (cursor.state, cursor.count)
+        assert places[row].tolist() == [cursor.state, answer.cap - cursor.count]
         assert allowed[row].tolist() == expected(cursor)
-        assert bool(GRAMMAR.decodes(state)[row]) == cursor.decodes
+        assert bool(GRAMMAR.decodes(places)[row]) == cursor.decodes
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(answers(), min_size=1, max_size=4))
 def test_token_by_token(batch: list[Answer]) -> None:
-    state = torch.tensor([int(answer.start) for answer in batch])
-    count = torch.zeros(len(batch), dtype=torch.int64)
-    check(state, count, batch, [0] * len(batch))
+    places = torch.tensor([[int(answer.start), answer.cap] for answer in batch])
+    check(places, batch, [0] * len(batch))
     for step in range(max(len(answer.ids) for answer in batch)):
         live = torch.tensor([step < len(answer.ids) for answer in batch])
         ids = torch.tensor([([*answer.ids, 7] + [7] * step)[step] for answer in batch])
-        state, count = GRAMMAR.advance(state, count, ids, live)
-        check(state, count, batch, [min(step + 1, len(answer.ids)) for answer in batch])
+        places = GRAMMAR.advance(places, ids, live)
+        check(places, batch, [min(step + 1, len(answer.ids)) for answer in batch])
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,14 +99,15 @@ def test_whole_answers_at_once(batch: list[Answer], spare: int) -> None:
     ids = torch.tensor([answer.ids + [rest] * (longest - len(answer.ids)) for answer in batch])
     start = torch.tensor([int(answer.start) for answer in batch])
     state, count = GRAMMAR.replay(start, ids, torch.tensor(lengths))
-    check(state, count, batch, lengths)
+    caps = torch.tensor([answer.cap for answer in batch])
+    check(torch.stack((state, caps - count), dim=1), batch, lengths)
 
 
 def test_a_request_without_a_skill_is_free() -> None:
-    state = torch.tensor([GRAMMAR.free])
-    count = torch.zeros_like(state)
+    places = start = torch.tensor([[GRAMMAR.free, 1]])
     for token in (0, 3, 5, 6, 20, VOCAB.encode(Coord(1)), VOCAB.image_id):
-        state, count = GRAMMAR.advance(state, count, torch.tensor([token]), torch.tensor([True]))
-    assert (int(state), int(count)) == (GRAMMAR.free, 0)
-    assert not GRAMMAR.banned(state, count >= 0).any()
-    assert not GRAMMAR.decodes(state).any()
+        places = GRAMMAR.advance(places, torch.tensor([token]), torch.tensor([True]))
+    assert torch.equal(places, start)
+    for left in (0, 1):
+        assert not GRAMMAR.banned(torch.tensor([[GRAMMAR.free, left]])).any()
+    assert not GRAMMAR.decodes(places).any()

@@ -19,7 +19,7 @@ from vllm_photon.models.hf_config import Region
 from vllm_photon.models.region import RegionHeads
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 from vllm_photon.worker import guards_v2
-from vllm_photon.worker.finalize import decode_masked, placeholders
+from vllm_photon.worker.finalize import decode_masked
 from vllm_photon.worker.guards_v2 import SpatialPenalties, SpatialPromptLogprobs
 from vllm_photon.worker.runner_v2 import RunnerV2Mixin
 
@@ -73,13 +73,8 @@ def test_decode_masked(device: str) -> None:
         assert logprobs.logprob_token_ids[:, 1].tolist() == sampled[:, 0].tolist()
 
 
-def test_placeholders() -> None:
-    ids = torch.tensor([[0], [39], [VOCAB.encode(Coord(0))], [VOCAB.encode(Coord(1023))], [SIZE]])
-    assert placeholders(VOCAB, ids).flatten().tolist() == [0, 39, 5, 5, 6]
-
-
 class StockRunner:
-    """What vLLM's kernel does after sampling, in torch; it takes ids of the vocabulary only."""
+    """What vLLM's kernel does after sampling, in torch; its histogram has no virtual ids."""
 
     def postprocess_sampled(
         self,
@@ -89,20 +84,25 @@ class StockRunner:
         num_rejected: torch.Tensor,
         query_start_loc: torch.Tensor | None = None,
     ) -> None:
-        self.counted = sampled_tokens
         states: Any = self.req_states  # type: ignore[attr-defined]
-        slots = idx_mapping.long()
-        states.total_len.gpu[slots] = states.total_len.gpu[slots] + num_sampled
-        for row, slot in enumerate(slots if slots.is_cpu else ()):
-            if num_sampled[row]:
+        counts = self.sampler.penalties_state.output_bin_counts  # type: ignore[attr-defined]
+        for row, slot in enumerate(idx_mapping if idx_mapping.is_cpu else ()):
+            if num_sampled[row] and slot >= 0:
                 states.last_sampled_tokens[slot] = sampled_tokens[row]
-                states.all_token_ids.gpu[slot, states.total_len.gpu[slot] - 1] = sampled_tokens[row]
+                states.all_token_ids.gpu[slot, states.total_len.gpu[slot]] = sampled_tokens[row]
+                states.total_len.gpu[slot] += 1
+                if counts is not None:
+                    counts[slot, sampled_tokens[row, 0]] += 1
 
 
 class Runner(RunnerV2Mixin, StockRunner):
-    def __init__(self, device: str, spatial: Any) -> None:
+    def __init__(self, device: str, spatial: Any, with_penalties: list[int]) -> None:
         self._spatial = spatial
-        self.model = SimpleNamespace(spatial_vocab=VOCAB)
+        self.counts = torch.zeros(4, VOCAB.vocab_size, dtype=torch.int32, device=device)
+        penalties = object.__new__(SpatialPenalties)
+        penalties.output_bin_counts = self.counts
+        penalties.use_penalty = np.isin(np.arange(4), with_penalties)
+        self.sampler = SimpleNamespace(penalties_state=penalties)
         self.req_states = SimpleNamespace(
             last_sampled_tokens=torch.full((4, 1), 9, device=device),
             all_token_ids=SimpleNamespace(gpu=torch.full((4, 6), 9, device=device).int()),
@@ -110,27 +110,34 @@ class Runner(RunnerV2Mixin, StockRunner):
         )
 
 
+@pytest.mark.parametrize("with_penalties", [[], [2]], ids=["no penalties", "penalties"])
 @pytest.mark.parametrize("spatial", [True, False])
-def test_i10_the_counters_see_placeholders_and_the_history_virtual_ids(
-    device: str, spatial: bool
+def test_i10_the_history_holds_virtual_ids_and_the_histogram_none(
+    device: str, spatial: bool, with_penalties: list[int]
 ) -> None:
-    runner = Runner(device, object() if spatial else None)
-    sampled = [COORD, 8, SIZE] if spatial else [20, 8, 21]
-    mapping = torch.tensor([3, 0, 2], device=device).int()
-    emitted = torch.tensor([1, 0, 1], device=device).int()
+    runner = Runner(device, object() if spatial else None, with_penalties)
+    sampled = [COORD if spatial else 20, 8, 21, SIZE if spatial else 22, 23]
+    mapping = torch.tensor([3, 0, 2, 1, -1], device=device).int()
+    emitted = torch.tensor([1, 0, 1, 1, 1], device=device).int()
     runner.postprocess_sampled(
         mapping, torch.tensor(sampled, device=device)[:, None], emitted, torch.zeros_like(emitted)
     )
+    assert runner.sampler.penalties_state.output_bin_counts is runner.counts
     if device == "cpu":
         states = runner.req_states
-        assert int(runner.counted.max()) < VOCAB.vocab_size
-        assert states.last_sampled_tokens.flatten().tolist() == [9, 9, sampled[2], sampled[0]]
+        assert states.last_sampled_tokens.flatten().tolist() == [9, sampled[3], 21, sampled[0]]
         assert states.all_token_ids.gpu.tolist() == [
             [9] * 6,
-            [9] * 6,
-            [9, 9, 9, sampled[2], 9, 9],
+            [9, 9, sampled[3], 9, 9, 9],
+            [9, 9, 9, 21, 9, 9],
             [9, 9, sampled[0], 9, 9, 9],
         ]
+        counted = {tuple(at) for at in runner.counts.nonzero().tolist()}
+        if not spatial:
+            assert counted == {(2, 21), (3, 20), (1, 22)}
+        else:
+            assert counted == ({(2, 21)} if with_penalties else set())
+        assert set(runner.counts.flatten().tolist()) <= {0, 1}
 
 
 def request_states(

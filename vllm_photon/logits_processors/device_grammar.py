@@ -13,7 +13,11 @@ from vllm_photon.spatial.tokens import COORD_BINS
 
 
 class DeviceGrammar:
-    """Tables of one model's grammar; states and counts are int64 tensors of the caller."""
+    """Tables of one model's grammar.
+
+    A request's *place* is an int64 pair of the caller: its state, and how much may still be counted
+    before it is at its cap.
+    """
 
     free: int = len(State)
 
@@ -25,6 +29,8 @@ class DeviceGrammar:
 
         self._next = table(dense.next_state, self.free, torch.int64)
         self._counts = table(dense.counts, 0, torch.int64)
+        self._states = torch.arange(self.free + 1, device=device)
+        self._moves = torch.stack((self._next - self._states[:, None], -self._counts), dim=-1)
         self._decodes = torch.tensor([*dense.decodes, 0], dtype=torch.bool, device=device)
         # One entry for each ordinary id, each coordinate, and all sizes together.
         vocab_size = classes.vocab.vocab_size
@@ -35,21 +41,18 @@ class DeviceGrammar:
         class_of_id[vocab_size:] = TokenClass.COORD
         class_of_id[-1] = TokenClass.SIZE
         self._class_of_id = class_of_id.to(device)
-        allowed = torch.stack([table(rows, 1, torch.bool) for rows in dense.allowed])
+        below_cap, at_cap = (table(rows, 1, torch.bool) for rows in dense.allowed)
+        allowed = torch.stack((at_cap, below_cap))
         self._banned = ~allowed[:, :, self._class_of_id[:vocab_size]]
 
-    def advance(
-        self, state: torch.Tensor, count: torch.Tensor, ids: torch.Tensor, live: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State and count after one more token; all [n], ``live`` bool: False stays as it was."""
-        token_class = self._classes(ids)
-        count = count + self._counts[state, token_class] * live
-        return torch.where(live, self._next[state, token_class], state), count
+    def advance(self, place: torch.Tensor, ids: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """Places [n, 2] after one more token; ``ids`` [n], ``live`` bool [n]: False stays."""
+        return place + self._moves[place[:, 0], self._classes(ids)] * live[:, None]
 
     def replay(
         self, start: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State and count after whole answers.
+        """States and counts, [n] each, after whole answers.
 
         ``start`` [n] states, ``ids`` [n, longest] of which the first ``lengths`` [n] count; longest
         is at least 1. Every token is a map of states to states; composing neighbours, then
@@ -59,8 +62,7 @@ class DeviceGrammar:
         longest = ids.shape[1]
         live = torch.arange(longest, device=ids.device) < lengths[:, None]
         token_class = self._classes(torch.where(live, ids, 0))
-        stay = torch.arange(self.free + 1, device=ids.device)
-        prefix = torch.where(live[:, :, None], self._next.t()[token_class], stay)
+        prefix = torch.where(live[:, :, None], self._next.t()[token_class], self._states)
         reach = 1
         while reach < longest:
             composed = prefix[:, reach:].gather(2, prefix[:, :-reach])
@@ -71,13 +73,13 @@ class DeviceGrammar:
         count = (self._counts[before, token_class] * live).sum(dim=1)
         return after[:, -1], count
 
-    def banned(self, state: torch.Tensor, at_cap: torch.Tensor) -> torch.Tensor:
-        """Tokens not allowed next, bool [n, vocab]; ``state`` [n], ``at_cap`` bool [n]."""
-        return self._banned[at_cap.long(), state]
+    def banned(self, place: torch.Tensor) -> torch.Tensor:
+        """Tokens not allowed next, bool [n, vocab], for places [n, 2]."""
+        return self._banned[place[:, 1].clamp(0, 1), place[:, 0]]
 
-    def decodes(self, state: torch.Tensor) -> torch.Tensor:
-        """Whether a coordinate or size sampled next has a value; bool [n] for ``state`` [n]."""
-        return self._decodes[state]
+    def decodes(self, place: torch.Tensor) -> torch.Tensor:
+        """Whether a coordinate or size sampled next has a value; bool [n] for places [n, 2]."""
+        return self._decodes[place[:, 0]]
 
     def _classes(self, ids: torch.Tensor) -> torch.Tensor:
         """Classes of ids, ordinary or virtual, any shape, int64."""

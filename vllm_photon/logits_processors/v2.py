@@ -52,9 +52,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self._grammar = DeviceGrammar(
             TokenClasses(skills.vocab, skills.eos_id, skills.answer_id), device
         )
-        self._state = torch.full((slots,), DeviceGrammar.free, dtype=torch.int64, device=device)
-        self._count = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._cap = torch.full((slots,), UNCAPPED, dtype=torch.int64, device=device)
+        self._places = torch.tensor([DeviceGrammar.free, UNCAPPED], device=device).repeat(slots, 1)
         # What the host knows of each slot, to skip work without asking the device.
         self._has_skill = np.zeros(slots, dtype=bool)
         self._may_decode = np.zeros(slots, dtype=bool)
@@ -89,7 +87,6 @@ class SpatialLogitsProcessor(LogitsProcessor):
         slots, state, cap = async_tensor_h2d(table, device, torch.int64).unbind(dim=1)
         prompt_len = self._requests.prompt_len.np[index]
         longest = int((self._requests.prefill_len.np[index] - prompt_len).max())
-        count = torch.zeros_like(state)
         if longest > 0:
             first = self._requests.prompt_len.gpu[slots]
             history = self._requests.all_token_ids.gpu
@@ -97,9 +94,8 @@ class SpatialLogitsProcessor(LogitsProcessor):
             ids = history[slots[:, None], at.clamp(max=history.shape[1] - 1)].long()
             lengths = self._requests.prefill_len.gpu[slots] - first
             state, count = self._grammar.replay(state, ids, lengths)
-        self._state[slots] = state
-        self._count[slots] = count
-        self._cap[slots] = cap
+            cap = cap - count
+        self._places[slots] = torch.stack((state, cap), dim=1)
 
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
         """Mask ``logits`` [rows, vocab] in place."""
@@ -109,13 +105,9 @@ class SpatialLogitsProcessor(LogitsProcessor):
         slots = ctx.expanded_idx_mapping.long()
         # Prompt and refill end at prefill_len; a later position was fed a token of the answer.
         live = ctx.pos >= self._requests.prefill_len.gpu[slots]
-        state, count = self._grammar.advance(
-            self._state[slots], self._count[slots], ctx.input_ids.long(), live
-        )
-        self._state[slots] = state
-        self._count[slots] = count
+        places = self._grammar.advance(self._places[slots], ctx.input_ids, live)
+        self._places[slots] = places
         if self._may_decode[ctx.idx_mapping_np].any():
-            self.decode_mask = self._grammar.decodes(state)
+            self.decode_mask = self._grammar.decodes(places)
             self.decode_sizes = bool(self._may_size[ctx.idx_mapping_np].any())
-        banned = self._grammar.banned(state, count >= self._cap[slots])
-        return logits.masked_fill_(banned, float("-inf"))
+        return logits.masked_fill_(self._grammar.banned(places), float("-inf"))

@@ -24,6 +24,7 @@ from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab, size
 EmbedText: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # As many coordinates and sizes there are.
 VALUES = COORD_BINS + SIZE_BINS * SIZE_BINS
+assert COORD_BINS == SIZE_BINS, "the table of widths counts on it"
 
 
 class RegionMLP(nn.Module):
@@ -43,8 +44,10 @@ class _Tables(NamedTuple):
     """What depends on a bin alone.
 
     ``coords`` [1024, dim] is every coordinate's embedding. A size has two bins, too many for one
-    table of embeddings; the angle of its features is the sum of a row of ``widths`` and a row of
-    ``heights``, [1024, size_feat_dim / 2] float32 each.
+    table of embeddings; its features are the sine of the sum of a row of ``widths``
+    [1025, size_feat_dim] and a row of ``heights`` [1024, size_feat_dim], float32. The cosines among
+    them are sines a quarter turn on. The rows of widths begin at 1: ids of coordinates, which come
+    before those of sizes, are as many as one width has.
     """
 
     coords: torch.Tensor
@@ -89,7 +92,7 @@ class RegionHeads(nn.Module):
         """[n] ids, virtual ones included, to [n, dim].
 
         ``embed_text`` makes [n, dim] of ids below the vocabulary and is given no others (invariant
-        I10). The positions of an image, whose embeddings come from elsewhere, hold one of its rows.
+        I10). The positions of an image, whose embeddings come from elsewhere, hold anything finite.
         """
         return (self._embed_known if ids.is_cpu else self._embed_all)(ids, embed_text)
 
@@ -112,17 +115,12 @@ class RegionHeads(nn.Module):
             bins = torch.tensor([offsets[row] for row in coords])
             embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
         if sizes:
-            codes = [offsets[row] - COORD_BINS for row in sizes]
-            embeds.index_copy_(0, torch.tensor(sizes), self._size_embeds(codes, embeds.dtype))
+            # In numpy, which takes a good half of torch's time for so little.
+            rows, columns = zip(*(divmod(offsets[row], SIZE_BINS) for row in sizes), strict=True)
+            angle = tables.widths.numpy().take(rows, 0) + tables.heights.numpy().take(columns, 0)
+            features = torch.from_numpy(np.sin(angle)).to(embeds.dtype)
+            embeds.index_copy_(0, torch.tensor(sizes), self.size_encoder(features))
         return embeds
-
-    def _size_embeds(self, codes: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """In numpy, which takes a good half of torch's time for so little."""
-        widths, heights = zip(*(divmod(code, SIZE_BINS) for code in codes), strict=True)
-        tables = self._tables()
-        angle = tables.widths.numpy().take(widths, 0) + tables.heights.numpy().take(heights, 0)
-        features = torch.from_numpy(np.concatenate((np.cos(angle), np.sin(angle)), axis=-1))
-        return self.size_encoder(features.to(dtype))
 
     def _embed_all(self, ids: torch.Tensor, embed_text: EmbedText) -> torch.Tensor:
         """On a device every row is embedded in every way: the host doesn't know which it needs."""
@@ -130,11 +128,11 @@ class RegionHeads(nn.Module):
         embeds = embed_text(ids.clamp(max=first - 1))
         tables, offset = self._tables(), ids.long() - first
         coords = tables.coords[offset.clamp(0, COORD_BINS - 1)]
-        code = (offset - COORD_BINS).clamp(0, SIZE_BINS * SIZE_BINS - 1)
-        angle = tables.widths[code // SIZE_BINS] + tables.heights[code % SIZE_BINS]
-        sizes = self.size_encoder(_features(angle, embeds.dtype))
+        rows = (offset // SIZE_BINS).clamp(0, SIZE_BINS)
+        angle = tables.widths[rows] + tables.heights[offset % SIZE_BINS]
+        sizes = self.size_encoder(angle.sin().to(embeds.dtype))
         values = torch.where((offset < COORD_BINS)[:, None], coords, sizes)
-        return torch.where(((offset >= 0) & (offset < VALUES))[:, None], values, embeds)
+        return torch.where((offset < 0)[:, None], embeds, values)
 
     def decode(
         self, hidden_states: torch.Tensor, sampled: torch.Tensor, *, sizes: bool = True
@@ -200,9 +198,14 @@ class RegionHeads(nn.Module):
                 [size_value(bin_) for bin_ in range(SIZE_BINS)],
             )
         )
-        width, height = self.size_features.split(1)
-        features = _features(_angle(coords, self.coord_features), self.coord_features.dtype)
-        return _Tables(self.coord_encoder(features), _angle(sizes, width), _angle(sizes, height))
+        coord_angle = _angle(coords, self.coord_features)
+        features = torch.cat((coord_angle.cos(), coord_angle.sin()), dim=-1)
+        width, height = (_angle(sizes, row) for row in self.size_features.split(1))
+        return _Tables(
+            self.coord_encoder(features.to(self.coord_features.dtype)),
+            F.pad(torch.cat((width + math.pi / 2, width), dim=-1), (0, 0, 1, 0)),
+            torch.cat((height, height), dim=-1),
+        )
 
 
 def _take(hidden_states: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -221,8 +224,3 @@ def _angle(values: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     the high frequencies, together.
     """
     return 2 * math.pi * values @ frequencies.float()
-
-
-def _features(angle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[n, f] angles to [n, 2 f] Fourier features."""
-    return torch.cat((angle.cos(), angle.sin()), dim=-1).to(dtype)

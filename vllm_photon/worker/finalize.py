@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from vllm.v1.sample.sampler import Sampler
 
-from vllm_photon.spatial.tokens import COORD_BINS
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
     from vllm_photon.models.interfaces import SupportsSpatial
-    from vllm_photon.spatial.tokens import SpatialVocab
 
     AnyOutput: TypeAlias = SamplerOutput | SamplerOutputV2
 
@@ -74,16 +71,6 @@ def _rename_sampled(output: AnyOutput) -> None:
     logprobs = output.logprobs_tensors
     if logprobs is not None and logprobs.logprob_token_ids.numel():
         logprobs.logprob_token_ids[:, 0] = output.sampled_token_ids[:, 0]
-
-
-def placeholders(vocab: SpatialVocab, ids: torch.Tensor) -> torch.Tensor:
-    """What the language model sampled for each id of ``ids``: virtual ids back to coord and size.
-
-    Any shape; the result has the same shape and dtype. Stays on the device.
-    """
-    offset = ids - vocab.vocab_size
-    virtual = torch.where(offset < COORD_BINS, vocab.coord_id, vocab.size_id)
-    return torch.where(offset < 0, ids, virtual.to(ids.dtype))
 
 
 class SpatialSampler(Sampler):

@@ -6,7 +6,8 @@ A virtual id counts for nothing, and has no logprob of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,38 @@ class SpatialPenalties(PenaltiesState):
     """
 
     req_states: Any
+    output_bin_counts: Any
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Without the histogram of answers, which has no column for a virtual id."""
+        histogram, self.output_bin_counts = self.output_bin_counts, None
+        try:
+            yield
+        finally:
+            self.output_bin_counts = histogram
+
+    def count(
+        self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, num_sampled: torch.Tensor
+    ) -> None:
+        """Count sampled ids as vLLM's ``post_update`` (``input_batch.py``) does, but virtual ones.
+
+        ``idx_mapping`` [n] slots, negative for rows to skip; ``sampled_tokens`` [n, 1];
+        ``num_sampled`` [n], 0 or 1. Nothing is done while no slot has penalties.
+        """
+        if not self.use_penalty.any():
+            return
+        slots, ids, width = (
+            idx_mapping.long(),
+            sampled_tokens[:, 0],
+            self.output_bin_counts.shape[1],
+        )
+        counts = (num_sampled > 0) & (slots >= 0) & (ids < width)
+        self.output_bin_counts.index_put_(
+            (slots.clamp(min=0), ids.long().clamp(max=width - 1)),
+            counts.to(self.output_bin_counts.dtype),
+            accumulate=True,
+        )
 
     def apply_staged_writes(self) -> None:
         entering = self._new_penalties_reqs

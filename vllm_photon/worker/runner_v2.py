@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_photon.models.interfaces import SupportsSpatial
-from vllm_photon.worker.finalize import decode_masked, placeholders
+from vllm_photon.worker.finalize import decode_masked
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
     from vllm_photon.logits_processors.v2 import SpatialLogitsProcessor
+    from vllm_photon.worker.guards_v2 import SpatialPenalties
 
 
 class RunnerV2Mixin:
@@ -79,9 +80,9 @@ class RunnerV2Mixin:
         num_rejected: torch.Tensor,
         query_start_loc: torch.Tensor | None = None,
     ) -> None:
-        """As vLLM's, whose kernel counts each sampled id in a row as wide as the vocabulary.
+        """As vLLM's, but for its kernel's count of sampled ids in rows as wide as the vocabulary.
 
-        It is given the placeholders; the virtual ids are written over them afterwards.
+        That histogram is hidden from the kernel; penalties, which alone need it, count themselves.
         ``sampled_tokens`` is [n, 1], ``num_sampled`` [n] is 0 for rows of unfinished prefills.
         """
         if self._spatial is None:
@@ -89,18 +90,12 @@ class RunnerV2Mixin:
                 idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc
             )
             return
-        raw = placeholders(self.model.spatial_vocab, sampled_tokens)
-        super().postprocess_sampled(  # type: ignore[misc]
-            idx_mapping, raw, num_sampled, num_rejected, query_start_loc
-        )
-        slots, emitted = idx_mapping.long(), num_sampled > 0
-        last = self.req_states.last_sampled_tokens
-        history = self.req_states.all_token_ids.gpu
-        end = self.req_states.total_len.gpu[slots].long() - 1
-        for tokens, at in ((last, torch.zeros_like(slots)), (history, end)):
-            tokens[slots, at] = torch.where(
-                emitted, sampled_tokens[:, 0].to(tokens.dtype), tokens[slots, at]
+        penalties: SpatialPenalties = self.sampler.penalties_state
+        with penalties.hidden():
+            super().postprocess_sampled(  # type: ignore[misc]
+                idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc
             )
+        penalties.count(idx_mapping, sampled_tokens, num_sampled)
 
 
 @cache
