@@ -1,6 +1,6 @@
 """What the grammar and the region heads cost: points and boxes against text of the same length.
 
-    python -m benchmarks.spatial_cost [--size half|full] [--out DIR]
+    python -m benchmarks.spatial_cost [--size half] [--out DIR]
 
 One pipelined engine serves the tiny Moondream, changed so that no answer ends by itself. The same
 pictures and prompts are answered as free text, as points and as boxes, 110 tokens each, in turns;
@@ -8,10 +8,9 @@ only the skill differs, so whatever more a point takes is its mask, its region h
 ids. Tokens per second over the whole answer, medians over the rounds; a ratio is the median of the
 rounds' own, since the three runs of a round are neighbours in time.
 
-With ``--size full`` text decoder and region heads have the shapes of Moondream 2 (24 layers of
-2048, 1.2 billion parameters), with ``half`` half its width, where a head weighs more. Weights are
-random, the vocabulary stays the tiny one, which makes text cheaper than it is, and answers are
-shorter.
+With ``--size half`` text decoder and region heads have Moondream 2's proportions at half its width
+(24 layers of 1024, 0.3 billion parameters, random weights; the vocabulary stays the tiny one, which
+makes text cheaper than it is), and answers are 40 tokens long.
 """
 
 import argparse
@@ -46,11 +45,7 @@ class Plan:
     dim: int = 0
 
 
-PLANS = {
-    "tiny": Plan(tokens=110, rounds=7),
-    "half": Plan(tokens=40, rounds=5, layers=24, dim=1024),
-    "full": Plan(tokens=32, rounds=4, layers=24, dim=2048),
-}
+PLANS = {"tiny": Plan(tokens=110, rounds=7), "half": Plan(tokens=40, rounds=5, layers=24, dim=1024)}
 
 
 def endless_model(folder: Path, plan: Plan) -> Path:
