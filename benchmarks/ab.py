@@ -175,6 +175,13 @@ def main() -> None:
     options = parser.parse_args()
     if any("=" not in item for item in options.arm):
         parser.error("--arm needs NAME=URL")
+    if len(options.arm) == 1:
+        parser.error("--arm compares servers: give it at least twice")
+    for name, url in (item.split("=", 1) for item in options.arm):
+        try:
+            served_model(url)
+        except (OSError, ValueError) as error:
+            parser.error(f"--arm {name}: no vLLM server answers at {url} ({error})")
     goals = Objectives(options.ttft_ms, options.tpot_ms)
     machine = describe_machine()
     plans = text_plan(options.quick), spatial_plan(options.quick)

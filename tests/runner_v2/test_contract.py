@@ -79,5 +79,11 @@ def test_attributes_that_the_guards_use() -> None:
     source = inspect.getsource(PenaltiesState)
     for name in ("self._new_penalties_reqs.clear()", "self.req_states.all_token_ids.gpu"):
         assert name in source
+    assert "self.use_penalty = np.zeros(" in source
+    # The histogram of answers is hidden from vLLM's kernel by taking this attribute away.
+    taken = inspect.getsource(GPUModelRunner.postprocess_sampled)
+    assert "self.sampler.penalties_state.output_bin_counts\n" in taken
+    kernel = inspect.getsource(inspect.getmodule(InputBatch))
+    assert "if output_bin_counts_ptr is not None:" in kernel
     worker = PromptLogprobsWorker(2, torch.device("cpu"))
     assert isinstance(worker.uses_prompt_logprobs, np.ndarray)

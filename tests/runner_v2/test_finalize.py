@@ -73,6 +73,33 @@ def test_decode_masked(device: str) -> None:
         assert logprobs.logprob_token_ids[:, 1].tolist() == sampled[:, 0].tolist()
 
 
+@pytest.mark.parametrize("sizes", [True, False])
+def test_the_head_for_sizes_runs_when_one_may_be_wanted(
+    sizes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text row that samples the size token beside points is left alone either way."""
+    model = Model("cpu")
+    runner = Runner("cpu", SimpleNamespace(decode_mask=None, decode_sizes=sizes), [])
+    runner.model = model
+    sampled = torch.tensor([[5], [6], [30]])
+    output = SimpleNamespace(sampled_token_ids=sampled.clone(), logprobs_tensors=None)
+
+    def sample(self: Any, *args: Any) -> tuple[Any, None, None]:
+        self._spatial.decode_mask = torch.tensor([True, False, False])
+        return output, None, None
+
+    asked = []
+    monkeypatch.setattr(StockRunner, "sample", sample, raising=False)
+    monkeypatch.setattr(
+        model.region, "decode", lambda *a, sizes: asked.append(sizes) or torch.full((3, 1), COORD)
+    )
+    batch: Any = SimpleNamespace(logits_indices=torch.arange(3), idx_mapping_np=np.array([1, 0, 2]))
+    runner.sample(torch.ones(3, DIM), batch, None)
+    assert asked == [sizes]
+    assert output.sampled_token_ids.flatten().tolist() == [COORD, 6, 30]
+    assert runner._sampled_rows.tolist() == [1, 0, 2]
+
+
 class StockRunner:
     """What vLLM's kernel does after sampling, in torch; its histogram has no virtual ids."""
 
@@ -99,6 +126,7 @@ class Runner(RunnerV2Mixin, StockRunner):
     def __init__(self, device: str, spatial: Any, with_penalties: list[int]) -> None:
         self._spatial = spatial
         self.counts = torch.zeros(4, VOCAB.vocab_size, dtype=torch.int32, device=device)
+        self.counts[2, 21] = 3
         penalties = object.__new__(SpatialPenalties)
         penalties.output_bin_counts = self.counts
         penalties.use_penalty = np.isin(np.arange(4), with_penalties)
@@ -116,6 +144,7 @@ def test_i10_the_history_holds_virtual_ids_and_the_histogram_none(
     device: str, spatial: bool, with_penalties: list[int]
 ) -> None:
     runner = Runner(device, object() if spatial else None, with_penalties)
+    runner._sampled_rows = np.array([3, 0, 2, 1])
     sampled = [COORD if spatial else 20, 8, 21, SIZE if spatial else 22, 23]
     mapping = torch.tensor([3, 0, 2, 1, -1], device=device).int()
     emitted = torch.tensor([1, 0, 1, 1, 1], device=device).int()
@@ -132,12 +161,11 @@ def test_i10_the_history_holds_virtual_ids_and_the_histogram_none(
             [9, 9, 9, 21, 9, 9],
             [9, 9, sampled[0], 9, 9, 9],
         ]
-        counted = {tuple(at) for at in runner.counts.nonzero().tolist()}
-        if not spatial:
-            assert counted == {(2, 21), (3, 20), (1, 22)}
-        else:
-            assert counted == ({(2, 21)} if with_penalties else set())
-        assert set(runner.counts.flatten().tolist()) <= {0, 1}
+        found = {(s, i): int(runner.counts[s, i]) for s, i in runner.counts.nonzero().tolist()}
+        counted = {(2, 21): 4, (3, 20): 1, (1, 22): 1}
+        if spatial:
+            counted = {(2, 21): 4 if with_penalties else 3}
+        assert found == counted
 
 
 def request_states(

@@ -26,6 +26,7 @@ class SupportsSpatial(Protocol):
 
         ``hidden_states`` is [n, dim], ``sampled_token_ids`` [n, 1]; returns [n, 1] of the same
         dtype in which coord and size ids are virtual ids and every other id is unchanged.
-        Without ``sizes`` no row has sampled a size. Stays on the device; no host synchronisation.
+        Without ``sizes`` a sampled size may stay as it is: the caller wants none. Stays on the
+        device; no host synchronisation.
         """
         ...

@@ -59,7 +59,7 @@ def decode_masked(
 ) -> None:
     """As :func:`decode_rows`, for the rows of a device mask, bool [n]; no host wait.
 
-    ``sizes`` is False when the host knows that no row can have sampled a size.
+    ``sizes`` is False when the host knows that no row of the mask can have sampled a size.
     """
     sampled = output.sampled_token_ids
     decoded = model.decode_spatial(hidden_states, sampled, sizes=sizes)

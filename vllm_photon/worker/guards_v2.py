@@ -43,26 +43,26 @@ class SpatialPenalties(PenaltiesState):
             self.output_bin_counts = histogram
 
     def count(
-        self, idx_mapping: torch.Tensor, sampled_tokens: torch.Tensor, num_sampled: torch.Tensor
+        self,
+        rows: np.ndarray,
+        idx_mapping: torch.Tensor,
+        sampled_tokens: torch.Tensor,
+        num_sampled: torch.Tensor,
     ) -> None:
         """Count sampled ids as vLLM's ``post_update`` (``input_batch.py``) does, but virtual ones.
 
-        ``idx_mapping`` [n] slots, negative for rows to skip; ``sampled_tokens`` [n, 1];
-        ``num_sampled`` [n], 0 or 1. Nothing is done while no slot has penalties.
+        ``rows`` are the batch's slots as the host knows them, ``idx_mapping`` [n] the same on the
+        device, negative for rows to skip; ``sampled_tokens`` [n, 1]; ``num_sampled`` [n], 0 or 1.
+        Nothing is done for a batch without penalties.
         """
-        if not self.use_penalty.any():
+        if not self.use_penalty[rows].any():
             return
-        slots, ids, width = (
-            idx_mapping.long(),
-            sampled_tokens[:, 0],
-            self.output_bin_counts.shape[1],
-        )
+        width = self.output_bin_counts.shape[1]
+        slots, ids = idx_mapping.long(), sampled_tokens[:, 0].long()
         counts = (num_sampled > 0) & (slots >= 0) & (ids < width)
-        self.output_bin_counts.index_put_(
-            (slots.clamp(min=0), ids.long().clamp(max=width - 1)),
-            counts.to(self.output_bin_counts.dtype),
-            accumulate=True,
-        )
+        at = slots.clamp(min=0) * width + ids.clamp(max=width - 1)
+        flat = self.output_bin_counts.view(-1)
+        flat.scatter_add_(0, at, counts.to(flat.dtype))
 
     def apply_staged_writes(self) -> None:
         entering = self._new_penalties_reqs

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from vllm_photon.models.interfaces import SupportsSpatial
@@ -30,6 +31,7 @@ class RunnerV2Mixin:
     req_states: Any
     sampler: Any
     _spatial: SpatialLogitsProcessor | None
+    _sampled_rows: np.ndarray
 
     def attach(self) -> None:
         """Finish what the runner's own constructor began; called once, with the model loaded."""
@@ -62,6 +64,7 @@ class RunnerV2Mixin:
         output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
             hidden_states, input_batch, grammar_output
         )
+        self._sampled_rows = input_batch.idx_mapping_np
         if spatial is not None and spatial.decode_mask is not None:
             decode_masked(
                 self.model,
@@ -95,7 +98,7 @@ class RunnerV2Mixin:
             super().postprocess_sampled(  # type: ignore[misc]
                 idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc
             )
-        penalties.count(idx_mapping, sampled_tokens, num_sampled)
+        penalties.count(self._sampled_rows, idx_mapping, sampled_tokens, num_sampled)
 
 
 @cache
