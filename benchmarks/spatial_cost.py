@@ -1,6 +1,6 @@
 """What the grammar and the region heads cost: points and boxes against text of the same length.
 
-    python -m benchmarks.spatial_cost [--size half] [--out DIR]
+    python -m benchmarks.spatial_cost [--size half|full] [--streams 8] [--out DIR]
 
 One pipelined engine serves the tiny Moondream, changed so that no answer ends by itself. The same
 pictures and prompts are answered as free text, as points and as boxes, 110 tokens each, in turns;
@@ -8,9 +8,9 @@ only the skill differs, so whatever more a point takes is its mask, its region h
 ids. Tokens per second over the whole answer, medians over the rounds; a ratio is the median of the
 rounds' own, since the three runs of a round are neighbours in time.
 
-With ``--size half`` text decoder and region heads have Moondream 2's proportions at half its width
-(24 layers of 1024, 0.3 billion parameters, random weights; the vocabulary stays the tiny one, which
-makes text cheaper than it is), and answers are 40 tokens long.
+With ``--size full`` text decoder and region heads have Moondream 2's shapes (24 layers of 2048, 1.2
+billion parameters), with ``half`` half its width, where a head weighs more. Weights are random, the
+vocabulary stays the tiny one, which makes text cheaper than it is, and answers are shorter.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,11 @@ class Plan:
     dim: int = 0
 
 
-PLANS = {"tiny": Plan(tokens=110, rounds=7), "half": Plan(tokens=40, rounds=5, layers=24, dim=1024)}
+PLANS = {
+    "tiny": Plan(tokens=110, rounds=7),
+    "half": Plan(tokens=40, rounds=5, layers=24, dim=1024),
+    "full": Plan(tokens=24, rounds=6, layers=24, dim=2048),
+}
 
 
 def endless_model(folder: Path, plan: Plan) -> Path:
@@ -151,10 +156,10 @@ class Bench:
         return streams * self.tokens / seconds
 
 
-def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
+def measure(bench: Bench, rounds: int, numbers: Sequence[int] = STREAMS) -> list[dict[str, Any]]:
     """One row for each kind and number of streams."""
     rows = []
-    for streams in tqdm(STREAMS, unit="batch"):
+    for streams in tqdm(numbers, unit="batch"):
         runs: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for number in range(-1, rounds):
             for kind in KINDS if number % 2 else KINDS[::-1]:
@@ -180,8 +185,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| streams | answer | tok/s | against text |", "|---|---|---|---|"]
     for row in rows:
         low, high = row["ratio_interval"]
+        speed = row["tok_per_s"]
         lines.append(
-            f"| {row['streams']} | {row['kind']} | {row['tok_per_s']:.0f} "
+            f"| {row['streams']} | {row['kind']} | {speed:.{0 if speed >= 100 else 1}f} "
             f"| {row['ratio_vs_text']:.3f} [{low:.3f}, {high:.3f}] |"
         )
     return "\n".join(lines) + "\n"
@@ -190,11 +196,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--size", choices=PLANS, default="tiny", help="of the model")
+    parser.add_argument("--streams", type=int, choices=STREAMS, help="only so many")
     parser.add_argument("--out", type=Path, default=Path("out/spatial-cost"))
     options = parser.parse_args()
     machine, plan = describe_machine(), PLANS[options.size]
     model = endless_model(Path(f"out/models/endless-moondream-{options.size}"), plan)
-    rows = measure(Bench(model, plan.tokens), plan.rounds)
+    numbers = [options.streams] if options.streams else STREAMS
+    rows = measure(Bench(model, plan.tokens), plan.rounds, numbers)
     results = {"machine": machine, "size": options.size, "tokens": plan.tokens, "rows": rows}
     print(write_table(results, table(rows), options.out))
 
