@@ -150,11 +150,11 @@ def compare(
     return comparison
 
 
-def compare_running(named: Sequence[str], plan: Plan, goals: Objectives) -> Comparison:
-    """The plan on servers that are running already, given as `name=url`."""
+def compare_running(named: Sequence[Sequence[str]], plan: Plan, goals: Objectives) -> Comparison:
+    """The plan on servers that are running already, given by name and URL."""
     comparison = Comparison(plan, goals)
     with contextlib.ExitStack() as stack, tqdm(unit="run") as bar:
-        servers = [stack.enter_context(RunningServer(*item.split("=", 1))) for item in named]
+        servers = [stack.enter_context(RunningServer(name, url)) for name, url in named]
         for number in range(plan.rounds):
             comparison.round(servers, number, bar)
     return comparison
@@ -177,7 +177,8 @@ def main() -> None:
         parser.error("--arm needs NAME=URL")
     if len(options.arm) == 1:
         parser.error("--arm compares servers: give it at least twice")
-    for name, url in (item.split("=", 1) for item in options.arm):
+    named = [item.split("=", 1) for item in options.arm]
+    for name, url in named:
         try:
             served_model(url)
         except (OSError, ValueError) as error:
@@ -185,8 +186,8 @@ def main() -> None:
     goals = Objectives(options.ttft_ms, options.tpot_ms)
     machine = describe_machine()
     plans = text_plan(options.quick), spatial_plan(options.quick)
-    if options.arm:
-        done = [compare_running(options.arm, plans[0], goals)]
+    if named:
+        done = [compare_running(named, plans[0], goals)]
     else:
         model = options.model or make_text_model(Path("out/models") / options.size, options.size)
         done = [compare((BLOCKING, DEFAULT, PHOTON), model, plans[0], goals, options.out)]

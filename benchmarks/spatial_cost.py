@@ -156,7 +156,7 @@ class Bench:
         return streams * self.tokens / seconds
 
 
-def measure(bench: Bench, rounds: int, numbers: Sequence[int] = STREAMS) -> list[dict[str, Any]]:
+def measure(bench: Bench, rounds: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """One row for each kind and number of streams."""
     rows = []
     for streams in tqdm(numbers, unit="batch"):

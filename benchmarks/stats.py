@@ -29,8 +29,7 @@ def median(samples: Sequence[float], seed: int = 0) -> Estimate:
 
 def ratio_of_medians(over: Sequence[float], under: Sequence[float], seed: int = 0) -> Estimate:
     """median(over) / median(under), each side resampled on its own; `under` must be positive."""
-    if min(under, default=0.0) <= 0:
-        raise ValueError(f"a ratio needs positive samples below the line: {list(under)}")
+    _expect_positive(under)
     rng = np.random.default_rng(seed)
     tops = np.median(_resample(over, rng), axis=1)
     bottoms = np.median(_resample(under, rng), axis=1)
@@ -42,8 +41,7 @@ def median_of_ratios(over: Sequence[float], under: Sequence[float], seed: int = 
 
     What slows both runs of a pair, such as a neighbour on the machine, is not in it.
     """
-    if min(under, default=0.0) <= 0:
-        raise ValueError(f"a ratio needs positive samples below the line: {list(under)}")
+    _expect_positive(under)
     return median([top / bottom for top, bottom in zip(over, under, strict=True)], seed)
 
 
@@ -63,6 +61,11 @@ def summarize(runs: Sequence[dict[str, float]], pick: Callable[[str], bool]) -> 
     """The median over runs of every metric that `pick` accepts and every run has."""
     names = [n for n in runs[0] if pick(n) and all(n in run for run in runs)]
     return {name: median([run[name] for run in runs]) for name in names}
+
+
+def _expect_positive(under: Sequence[float]) -> None:
+    if min(under, default=0.0) <= 0:
+        raise ValueError(f"a ratio needs positive samples below the line: {list(under)}")
 
 
 def _resample(samples: Sequence[float], rng: np.random.Generator) -> np.ndarray:

@@ -22,8 +22,6 @@ from vllm_photon.models.linear import KernelLinear
 from vllm_photon.spatial.tokens import COORD_BINS, SIZE_BINS, SpatialVocab, size_value
 
 EmbedText: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-# How many coordinates and sizes there are.
-_VALUES = COORD_BINS + SIZE_BINS * SIZE_BINS
 assert COORD_BINS == SIZE_BINS, "the table of widths counts on it"
 
 
@@ -106,7 +104,8 @@ class RegionHeads(nn.Module):
         coords = [row for row, offset in enumerate(offsets) if 0 <= offset < COORD_BINS]
         if len(coords) == len(offsets):
             return tables.coords.index_select(0, torch.tensor(offsets))
-        sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < _VALUES]
+        image = self.vocab.image_id - first
+        sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < image]
         if len(coords) + len(sizes) == len(offsets):
             embeds = tables.coords.new_empty(len(offsets), tables.coords.shape[1])
         else:
@@ -140,8 +139,8 @@ class RegionHeads(nn.Module):
         """Replace sampled coord and size placeholders by virtual ids.
 
         ``hidden_states`` [n, dim] from before the last norm, ``sampled`` [n, 1]; returns [n, 1] of
-        the same dtype. The likeliest bin wins, the lowest of equals. Without ``sizes`` a
-        sampled size may stay as it is: the caller wants none.
+        the same dtype. The likeliest bin wins, the lowest of equals. Without ``sizes`` a sampled
+        size may stay as it is: the caller wants none.
         """
         if self.ln is not None:
             hidden_states = self.ln(hidden_states)
