@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm import SamplingParams
+from vllm.sampling_params import SamplingType
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from vllm_photon.logits_processors.params import validate
-from vllm_photon.spatial.grammar import Cursor, TokenClass, TokenClasses
+from vllm_photon.spatial.grammar import CLOSED, Cursor, TokenClass, TokenClasses, is_closed
 from vllm_photon.spatial.prompts import skills_of
 from vllm_photon.spatial.skills import parse_extra_args
 
@@ -30,6 +32,10 @@ class SpatialLogitsProcessor(LogitsProcessor):
 
     ``decode_rows`` holds, after each ``apply``, the batch rows in which a sampled coordinate or
     size has a value and so must become a virtual id.
+
+    A request is *closed* when its answer is greedy and made of three tokens only, and nobody asks
+    for the others' logprobs. A batch of such requests needs no logits of the vocabulary:
+    :meth:`choose` takes the place of sampling.
     """
 
     @classmethod
@@ -51,12 +57,23 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self._special_ids: dict[frozenset[TokenClass], tuple[bool, tuple[int, ...]]] = {}
         # Batch row -> the request's place in its grammar and its list of output ids.
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
+        self._closed: dict[int, bool] = {}
+        self._all_closed = False
+        # Ascending, so that the lowest id wins among equals, as in the whole vocabulary.
+        self.closed_ids = tuple(sorted(self._classes.id_of(c) for c in CLOSED))
+        self._allowed_columns: dict[frozenset[TokenClass], tuple[int, ...]] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._rows, batch_update, self._begin)
+        if process_dict_updates(self._closed, batch_update, self._is_closed):
+            self._all_closed = all(self._closed.values())
+
+    def is_closed(self, num_reqs: int) -> bool:
+        """Whether the batch, of so many rows, holds closed requests only."""
+        return self._all_closed and len(self._closed) == num_reqs
 
     def _begin(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
@@ -65,6 +82,47 @@ class SpatialLogitsProcessor(LogitsProcessor):
         if skill is None:
             return None
         return Cursor(self._classes, self._skills.start(skill), skill.cap), output_ids
+
+    def _is_closed(
+        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> bool:
+        skill = parse_extra_args(params.extra_args)
+        return (
+            skill is not None
+            and is_closed(self._skills.start(skill))
+            and params.sampling_type == SamplingType.GREEDY
+            and params.logprobs is None
+            and params.logprob_token_ids is None
+            and params.thinking_token_budget is None
+        )
+
+    def choose(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The likeliest token that each row of a closed batch may sample, int32 [n, 1].
+
+        ``score`` gives the logits [n, 3] of ``closed_ids``; it isn't called when no row has a
+        choice. Lists, since numpy and torch take longer for so few numbers.
+        """
+        columns: list[tuple[int, ...]] = [()] * len(self._rows)
+        for row, (cursor, output_ids) in self._rows.items():
+            cursor.advance(output_ids)
+            columns[row] = self._columns_of(cursor.allowed)
+        if all(len(allowed) == 1 for allowed in columns):
+            chosen = [allowed[0] for allowed in columns]
+        else:
+            chosen = [
+                max(allowed, key=scores.__getitem__)
+                for allowed, scores in zip(columns, score().tolist(), strict=True)
+            ]
+        ids = [[self.closed_ids[column]] for column in chosen]
+        return torch.tensor(ids, dtype=torch.int32, device=self._device)
+
+    def _columns_of(self, allowed: frozenset[TokenClass]) -> tuple[int, ...]:
+        found = self._allowed_columns.get(allowed)
+        if found is None:
+            ids = sorted(self._classes.id_of(token_class) for token_class in allowed)
+            found = tuple(self.closed_ids.index(id_) for id_ in ids)
+            self._allowed_columns[allowed] = found
+        return found
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Mask ``logits`` [batch, vocab] in place."""

@@ -18,6 +18,17 @@ class SupportsSpatial(Protocol):
     """
 
     spatial_vocab: SpatialVocab
+    # While set, ``compute_logits`` returns None: the caller asks `score` instead.
+    skip_logits: bool
+
+    @property
+    def can_score(self) -> bool:
+        """Whether `score` works: it needs the rows of lm_head whole and as they were loaded."""
+        ...
+
+    def score(self, hidden_states: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
+        """Logits of a few tokens: [n, dim] and k ids to [n, k]."""
+        ...
 
     def decode_spatial(
         self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor, *, sizes: bool = True

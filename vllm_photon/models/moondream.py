@@ -9,7 +9,10 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
 from vllm.model_executor.models.interfaces import (
     MultiModalEmbeddings,
     SupportsLoRA,
@@ -21,6 +24,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 from vllm_photon.models.hf_config import Moondream2Config
+from vllm_photon.models.linear import KernelLinear
 from vllm_photon.models.region import RegionHeads
 from vllm_photon.models.text import TextModel
 from vllm_photon.models.vision import VisionTower
@@ -65,6 +69,9 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, Supports
             prefix=maybe_prefix(prefix, "lm_head"),
         )
         self.logits_processor = LogitsProcessor(config.text_config.vocab_size)
+        self.skip_logits = False
+        # The ids that `score` was last asked for, and their rows of lm_head.
+        self._scored: tuple[tuple[int, ...], KernelLinear] | None = None
         self.make_empty_intermediate_tensors = self.text.make_empty_intermediate_tensors
 
     @classmethod
@@ -100,10 +107,42 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, Supports
         return self.text(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """[n, dim] hidden states to [n, vocab] logits; the last norm is applied here."""
+        """[n, dim] hidden states to [n, vocab] logits; the last norm is applied here.
+
+        None while ``skip_logits`` is set.
+        """
+        if self.skip_logits:
+            return None
         return self.logits_processor(
             self.lm_head, self.text.post_ln(hidden_states), self.lm_head.bias
         )
+
+    @property
+    def can_score(self) -> bool:
+        """See SupportsSpatial: no adapters, nothing quantized, one rank, one dtype."""
+        head, logits = self.lm_head, self.logits_processor
+        return (
+            type(logits) is LogitsProcessor
+            and isinstance(head.quant_method, UnquantizedEmbeddingMethod)
+            and head.tp_size == 1
+            and logits.head_dtype in (None, head.weight.dtype)
+        )
+
+    def score(self, hidden_states: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
+        """See SupportsSpatial."""
+        if self._scored is None or self._scored[0] != ids:
+            self._scored = ids, self._rows_of_head(ids)
+        return self._scored[1](self.text.post_ln(hidden_states))
+
+    @torch.no_grad()
+    def _rows_of_head(self, ids: tuple[int, ...]) -> KernelLinear:
+        weight, bias = self.lm_head.weight, self.lm_head.bias
+        index = torch.tensor(ids, device=weight.device)
+        rows = KernelLinear(weight.shape[1], len(ids)).to(weight.device, weight.dtype)
+        rows.weight.copy_(weight[index])
+        rows.bias.copy_(bias[index])
+        rows.quant_method.process_weights_after_loading(rows)
+        return rows
 
     def decode_spatial(
         self, hidden_states: torch.Tensor, sampled_token_ids: torch.Tensor, *, sizes: bool = True
@@ -113,6 +152,7 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, Supports
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load published names; a name that has no place here is an error."""
+        self._scored = None
         # The published code saves its key and value caches too when it has answered before.
         loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=[".k_cache", ".v_cache"])
         return loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -83,6 +83,8 @@ class Rule:
 
 _T = TokenClass
 _ONLY_EOS = frozenset({_T.EOS})
+# What points and boxes are made of; nothing else of the vocabulary can be sampled there.
+CLOSED = frozenset({_T.EOS, _T.COORD, _T.SIZE})
 
 
 def _reasoning(state: State, then: State) -> Rule:
@@ -216,12 +218,22 @@ class Cursor:
 
 def decodes_sizes(start: State) -> bool:
     """Whether an answer that begins in ``start`` can hold a size that has a value."""
+    rules = _rules_from(start)
+    return any(rule.decodes and TokenClass.SIZE in rule.goes for rule in rules)
+
+
+def is_closed(start: State) -> bool:
+    """Whether an answer that begins in ``start`` is made of :data:`CLOSED` classes only."""
+    return all(rule.allowed <= CLOSED for rule in _rules_from(start))
+
+
+def _rules_from(start: State) -> list[Rule]:
     reached, todo = {start}, [start]
     while todo:
         following = set(RULES[todo.pop()].goes.values()) - reached
         reached |= following
         todo += following
-    return any(RULES[state].decodes and TokenClass.SIZE in RULES[state].goes for state in reached)
+    return [RULES[state] for state in reached]
 
 
 @dataclass(frozen=True, slots=True)

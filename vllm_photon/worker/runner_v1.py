@@ -7,16 +7,17 @@ rewind of seeded generators that works on CPU.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from vllm import envs
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS
 
+from vllm_photon.logits_processors.v1 import SpatialLogitsProcessor
 from vllm_photon.models.interfaces import SupportsSpatial
 from vllm_photon.worker.finalize import SpatialSampler, decode_rows
-
-if TYPE_CHECKING:
-    from vllm.v1.outputs import SamplerOutput
 
 
 class RunnerV1Mixin:
@@ -32,20 +33,55 @@ class RunnerV1Mixin:
         self._spatial_model = model if isinstance(model, SupportsSpatial) else None
         if self._spatial_model is not None:
             self.sampler.__class__ = SpatialSampler
+        self._may_close = self._spatial_model is not None and self._alone_in_sampling()
+
+    def _alone_in_sampling(self) -> bool:
+        """Whether the scores of three tokens are all that a batch of closed requests is about.
+
+        They aren't where someone else reads or changes logits: draft models, a user's processors,
+        the count of NaNs, a pipeline that sends logits to every rank.
+        """
+        return (
+            self.get_model().can_score  # type: ignore[attr-defined]
+            and self.speculative_config is None  # type: ignore[attr-defined]
+            and not self.broadcast_pp_output  # type: ignore[attr-defined]
+            and not envs.VLLM_COMPUTE_NANS_IN_LOGITS
+            and all(
+                isinstance(processor, (*BUILTIN_LOGITS_PROCESSORS, SpatialLogitsProcessor))
+                for processor in self.input_batch.logitsprocs.all  # type: ignore[attr-defined]
+            )
+        )
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's, and say whether logits will be wanted; they are asked for right after."""
+        output = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
+        if self._may_close:
+            assert self._spatial_model is not None
+            num_reqs = self.input_batch.num_reqs  # type: ignore[attr-defined]
+            self._spatial_model.skip_logits = self._processor().is_closed(num_reqs)
+        return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        if self._spatial_model is not None:
+            self._spatial_model.skip_logits = False  # Logprobs of a prompt are asked for later.
         state = self.execute_model_state  # type: ignore[attr-defined]
         self._sampled_hidden_states = None if state is None else state.sample_hidden_states
         return super().sample_tokens(grammar_output)  # type: ignore[misc]
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> SamplerOutput:
+        hidden, model = self._sampled_hidden_states, self._spatial_model
+        if logits is None and hidden is not None and model is not None:
+            # vLLM's sampler does this first, before anyone reads a list of output ids.
+            self.input_batch.update_async_output_token_ids()  # type: ignore[attr-defined]
+            processor = self._processor()
+            chosen = processor.choose(lambda: model.score(hidden, processor.closed_ids))
+            return SamplerOutput(model.decode_spatial(hidden, chosen), None)
         states = self._discarded_generator_states()
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         for generator, state in states:
             generator.set_state(state)
-        hidden = self._sampled_hidden_states
-        if hidden is not None and self._spatial_model is not None:
-            decode_rows(self._spatial_model, hidden, output, self._spatial_rows())
+        if hidden is not None and model is not None:
+            decode_rows(model, hidden, output, self._processor().decode_rows)
         return output
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,13 +105,10 @@ class RunnerV1Mixin:
         found = (generators.get(row) for row in self._discarded_rows())
         return [(generator, generator.get_state()) for generator in found if generator is not None]
 
-    def _spatial_rows(self) -> list[int]:
-        from vllm_photon.logits_processors.v1 import SpatialLogitsProcessor
-
-        for processor in self.input_batch.logitsprocs.all:  # type: ignore[attr-defined]
-            if isinstance(processor, SpatialLogitsProcessor):
-                return processor.decode_rows
-        return []
+    def _processor(self) -> SpatialLogitsProcessor:
+        processors = self.input_batch.logitsprocs.non_argmax_invariant  # type: ignore[attr-defined]
+        (found,) = (p for p in processors if isinstance(p, SpatialLogitsProcessor))
+        return found
 
 
 @cache
