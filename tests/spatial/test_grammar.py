@@ -15,6 +15,7 @@ from vllm_photon.spatial.grammar import (
     TokenClasses,
     decodes_sizes,
     dense_tables,
+    is_closed,
 )
 from vllm_photon.spatial.tokens import Coord, Size, SpatialVocab
 
@@ -71,6 +72,11 @@ def test_reasoning_turns_into_an_answer() -> None:
 def test_only_boxes_and_segments_hold_sizes_with_values() -> None:
     holding = {state for state in State if decodes_sizes(state)}
     assert holding == {State.DETECT_X, State.DETECT_Y, State.DETECT_SIZE, State.SEGMENT}
+
+
+def test_points_and_boxes_never_leave_three_tokens() -> None:
+    searches = {s for s in State if s.name.startswith(("POINT", "DETECT"))}
+    assert {state for state in State if is_closed(state)} == searches | {State.DONE}
 
 
 def test_a_finished_request_may_be_run_once_more() -> None:

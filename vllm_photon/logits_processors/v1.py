@@ -59,7 +59,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         self._rows: dict[int, tuple[Cursor, list[int]]] = {}
         self._closed: dict[int, bool] = {}
         self._all_closed = False
-        # Ascending, so that the lowest id wins among equals, as in the whole vocabulary.
+        # In ascending order, so that the lowest id wins among equals, as in the whole vocabulary.
         self.closed_ids = tuple(sorted(self._classes.id_of(c) for c in CLOSED))
         self._allowed_columns: dict[frozenset[TokenClass], tuple[int, ...]] = {}
 
@@ -68,7 +68,8 @@ class SpatialLogitsProcessor(LogitsProcessor):
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._rows, batch_update, self._begin)
-        if process_dict_updates(self._closed, batch_update, self._is_closed):
+        process_dict_updates(self._closed, batch_update, self._is_closed)
+        if batch_update is not None:
             self._all_closed = all(self._closed.values())
 
     def is_closed(self, num_reqs: int) -> bool:

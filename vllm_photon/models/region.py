@@ -102,17 +102,17 @@ class RegionHeads(nn.Module):
             return embed_text(ids)
         tables = self._tables()
         coords = [row for row, offset in enumerate(offsets) if 0 <= offset < COORD_BINS]
-        if len(coords) == len(offsets):
-            return tables.coords.index_select(0, torch.tensor(offsets))
         image = self.vocab.image_id - first
         sizes = [row for row, offset in enumerate(offsets) if COORD_BINS <= offset < image]
         if len(coords) + len(sizes) == len(offsets):
-            embeds = tables.coords.new_empty(len(offsets), tables.coords.shape[1])
+            # The rows of sizes hold a coordinate until they are written: one lookup does for all.
+            bins = torch.tensor([offset if offset < COORD_BINS else 0 for offset in offsets])
+            embeds = tables.coords.index_select(0, bins)
         else:
             embeds = embed_text(ids.clamp(max=first - 1))
-        if coords:
-            bins = torch.tensor([offsets[row] for row in coords])
-            embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
+            if coords:
+                bins = torch.tensor([offsets[row] for row in coords])
+                embeds.index_copy_(0, torch.tensor(coords), tables.coords.index_select(0, bins))
         if sizes:
             # In numpy, which takes a good half of torch's time for so little.
             rows, columns = zip(*(divmod(offsets[row], SIZE_BINS) for row in sizes), strict=True)
@@ -209,7 +209,9 @@ class RegionHeads(nn.Module):
 
 
 def _take(hidden_states: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    return hidden_states if len(rows) == len(hidden_states) else hidden_states[rows]
+    if len(rows) == len(hidden_states):
+        return hidden_states
+    return hidden_states.index_select(0, torch.tensor(rows))
 
 
 def _places(scores: torch.Tensor) -> np.ndarray:
