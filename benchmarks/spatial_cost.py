@@ -8,9 +8,9 @@ only the skill differs, so whatever more a point takes is its mask, its region h
 ids. Tokens per second over the whole answer, medians over the rounds; a ratio is the median of the
 rounds' own, since the three runs of a round are neighbours in time.
 
-With ``--size full`` text decoder and region heads have Moondream 2's shapes (24 layers of 2048, 1.2
-billion parameters), with ``half`` half its width, where a head weighs more. Weights are random, the
-vocabulary stays the tiny one, which makes text cheaper than it is, and answers are shorter.
+With ``--size full`` text decoder, region heads and vocabulary have Moondream 2's shapes (24 layers
+of 2048, 51200 tokens, 1.4 billion parameters), with ``half`` half its width and the tiny
+vocabulary. Weights are random, and answers are shorter.
 """
 
 import argparse
@@ -38,18 +38,19 @@ KINDS = ("text", "point", "detect")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure; ``layers`` and ``dim`` of a text decoder other than the shipped one."""
+    """How much to measure; ``layers``, ``dim`` and ``vocab`` where they aren't the shipped ones."""
 
     tokens: int
     rounds: int
     layers: int = 0
     dim: int = 0
+    vocab: int = 0
 
 
 PLANS = {
     "tiny": Plan(tokens=110, rounds=7),
     "half": Plan(tokens=40, rounds=5, layers=24, dim=1024),
-    "full": Plan(tokens=24, rounds=6, layers=24, dim=2048),
+    "full": Plan(tokens=24, rounds=6, layers=24, dim=2048, vocab=51200),
 }
 
 
@@ -79,6 +80,8 @@ def grow(weights: dict[str, Any], config: dict[str, Any], plan: Plan) -> dict[st
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return (torch.randn(rows, columns) * columns**-0.5).half()
 
+    if plan.vocab:
+        config["text"]["vocab_size"] = plan.vocab
     vocab = config["text"]["vocab_size"]
     grown = {name: w for name, w in weights.items() if name.startswith("model.vision.")}
     grown["model.text.wte"] = matrix(vocab, dim)
