@@ -103,6 +103,8 @@ CALLS: dict[str, list[str]] = {
         "logits",
         "spec_decode_metadata",
     ],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward": ["self", "input_ids"],
+    "vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids": ["self"],
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync": [
         "self",
         "scheduler_output",
@@ -194,6 +196,8 @@ SOURCES: dict[str, list[str]] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": [
         "execute_model_state",
         "sample_hidden_states",
+        "self.broadcast_pp_output",
+        "self.model.compute_logits(sample_hidden_states)",
         "discard_request_mask",
         "self.input_batch.generators",
     ],
