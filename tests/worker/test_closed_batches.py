@@ -13,6 +13,7 @@ import pytest
 MODEL = Path(__file__).parents[2] / "vllm_photon" / "assets" / "tiny-moondream"
 SCRIPT = """
 import json, random, sys
+import torch
 from vllm import LLM, SamplingParams
 from benchmarks.scenes import paint, sample_scene
 from vllm_photon.models.moondream import MoondreamForCausalLM as Model
@@ -47,6 +48,8 @@ def run(kinds, **settings):
     first = outputs[0].prompt_logprobs
     return {"ids": [list(o.outputs[0].token_ids) for o in outputs], "prompt": bool(first), **calls}
 
+before = torch.get_rng_state()
+
 search = ["point", "detect"] * 4
 print("RESULT", json.dumps({
     "closed": run(search),
@@ -54,6 +57,7 @@ print("RESULT", json.dumps({
     "prompt_logprobs": run(search, prompt_logprobs=0),
     "mixed": run(["point", None, "detect", "query"] * 2),
     "again": run(search),
+    "untouched": torch.equal(before, torch.get_rng_state()),
 }))
 """
 
@@ -75,6 +79,8 @@ def test_the_vocabulary_is_skipped_only_for_closed_batches() -> None:
     assert closed["score"] > 0
     assert sum(map(len, closed["ids"])) > 16
     assert runs["again"] == closed
+    # Nothing of it draws from the generator that unseeded requests share.
+    assert runs["untouched"]
     # With logprobs everything is sampled from the whole vocabulary, to the same ids.
     assert runs["logprobs"]["score"] == 0
     assert runs["logprobs"]["compute_logits"] > 0

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -130,15 +131,22 @@ class MoondreamForCausalLM(nn.Module, SupportsMultiModal, SupportsLoRA, Supports
 
     def score(self, hidden_states: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
         """See SupportsSpatial."""
+        hidden_states = self.text.post_ln(hidden_states)
+        if not hidden_states.is_cpu:
+            # Not kept: new weights may be written into the parameters without a call of ours.
+            index = torch.tensor(ids, device=hidden_states.device)
+            return F.linear(hidden_states, self.lm_head.weight[index], self.lm_head.bias[index])
+        # On a CPU the head too is packed once it is loaded.
         if self._scored is None or self._scored[0] != ids:
             self._scored = ids, self._rows_of_head(ids)
-        return self._scored[1](self.text.post_ln(hidden_states))
+        return self._scored[1](hidden_states)
 
     @torch.no_grad()
     def _rows_of_head(self, ids: tuple[int, ...]) -> KernelLinear:
         weight, bias = self.lm_head.weight, self.lm_head.bias
-        index = torch.tensor(ids, device=weight.device)
-        rows = KernelLinear(weight.shape[1], len(ids)).to(weight.device, weight.dtype)
+        index = torch.tensor(ids)
+        with torch.random.fork_rng(devices=[]):  # Unseeded requests draw from this generator.
+            rows = KernelLinear(weight.shape[1], len(ids)).to(weight.dtype)
         rows.weight.copy_(weight[index])
         rows.bias.copy_(bias[index])
         rows.quant_method.process_weights_after_loading(rows)

@@ -47,7 +47,7 @@ class RunnerV1Mixin:
             and not self.broadcast_pp_output  # type: ignore[attr-defined]
             and not envs.VLLM_COMPUTE_NANS_IN_LOGITS
             and all(
-                isinstance(processor, (*BUILTIN_LOGITS_PROCESSORS, SpatialLogitsProcessor))
+                type(processor) in (*BUILTIN_LOGITS_PROCESSORS, SpatialLogitsProcessor)
                 for processor in self.input_batch.logitsprocs.all  # type: ignore[attr-defined]
             )
         )
@@ -107,8 +107,7 @@ class RunnerV1Mixin:
 
     def _processor(self) -> SpatialLogitsProcessor:
         processors = self.input_batch.logitsprocs.non_argmax_invariant  # type: ignore[attr-defined]
-        (found,) = (p for p in processors if isinstance(p, SpatialLogitsProcessor))
-        return found
+        return next(p for p in processors if isinstance(p, SpatialLogitsProcessor))
 
 
 @cache
