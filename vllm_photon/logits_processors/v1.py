@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +24,20 @@ _SPECIAL = frozenset(TokenClass) - {TokenClass.TEXT}
 _MINUS_INFINITY = float("-inf")
 
 
+class _Row(NamedTuple):
+    """A request's place in its grammar, its list of output ids, and whether it is closed."""
+
+    cursor: Cursor
+    output_ids: list[int]
+    closed: bool
+
+
 class SpatialLogitsProcessor(LogitsProcessor):
     """Lets each row sample only what its skill allows next.
 
-    Output lists are read in :meth:`apply` and nowhere else: in the two-deep step the last id of a
-    list is a placeholder until then. A placeholder in ``apply`` is a GrammarError (invariant I5).
+    Output lists are read in :meth:`apply` and :meth:`choose` and nowhere else: in the two-deep step
+    the last id of a list is a placeholder until then. A placeholder there is a GrammarError
+    (invariant I5).
 
     ``decode_rows`` holds, after each ``apply``, the batch rows in which a sampled coordinate or
     size has a value and so must become a virtual id.
@@ -55,47 +64,38 @@ class SpatialLogitsProcessor(LogitsProcessor):
         # Allowed classes -> whether text is among them, and the special tokens that are then
         # banned, or else kept.
         self._special_ids: dict[frozenset[TokenClass], tuple[bool, tuple[int, ...]]] = {}
-        # Batch row -> the request's place in its grammar and its list of output ids.
-        self._rows: dict[int, tuple[Cursor, list[int]]] = {}
-        self._closed: dict[int, bool] = {}
+        # By batch row; a request without a skill has none.
+        self._rows: dict[int, _Row] = {}
         self._all_closed = False
-        # In ascending order, so that the lowest id wins among equals, as in the whole vocabulary.
-        self.closed_ids = tuple(sorted(self._classes.id_of(c) for c in CLOSED))
-        self._allowed_columns: dict[frozenset[TokenClass], tuple[int, ...]] = {}
+        self.closed_ids = tuple(self._classes.id_of(c) for c in CLOSED)
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._rows, batch_update, self._begin)
-        process_dict_updates(self._closed, batch_update, self._is_closed)
         if batch_update is not None:
-            self._all_closed = all(self._closed.values())
+            self._all_closed = all(row.closed for row in self._rows.values())
 
     def is_closed(self, num_reqs: int) -> bool:
         """Whether the batch, of so many rows, holds closed requests only."""
-        return self._all_closed and len(self._closed) == num_reqs
+        return self._all_closed and 0 < len(self._rows) == num_reqs
 
     def _begin(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-    ) -> tuple[Cursor, list[int]] | None:
+    ) -> _Row | None:
         skill = parse_extra_args(params.extra_args)
         if skill is None:
             return None
-        return Cursor(self._classes, self._skills.start(skill), skill.cap), output_ids
-
-    def _is_closed(
-        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-    ) -> bool:
-        skill = parse_extra_args(params.extra_args)
-        return (
-            skill is not None
-            and is_closed(self._skills.start(skill))
+        start = self._skills.start(skill)
+        closed = (
+            is_closed(start)
             and params.sampling_type == SamplingType.GREEDY
             and params.logprobs is None
             and params.logprob_token_ids is None
             and params.thinking_token_budget is None
         )
+        return _Row(Cursor(self._classes, start, skill.cap), output_ids, closed)
 
     def choose(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The likeliest token that each row of a closed batch may sample, int32 [n, 1].
@@ -103,27 +103,18 @@ class SpatialLogitsProcessor(LogitsProcessor):
         ``score`` gives the logits [n, 3] of ``closed_ids``; it isn't called when no row has a
         choice. Lists, since numpy and torch take longer for so few numbers.
         """
-        columns: list[tuple[int, ...]] = [()] * len(self._rows)
-        for row, (cursor, output_ids) in self._rows.items():
+        choices: list[tuple[int, ...]] = [()] * len(self._rows)
+        for row, (cursor, output_ids, _) in self._rows.items():
             cursor.advance(output_ids)
-            columns[row] = self._columns_of(cursor.allowed)
-        if all(len(allowed) == 1 for allowed in columns):
-            chosen = [allowed[0] for allowed in columns]
+            _, choices[row] = self._special(cursor.allowed)
+        if all(len(ids) == 1 for ids in choices):
+            chosen = choices
         else:
             chosen = [
-                max(allowed, key=scores.__getitem__)
-                for allowed, scores in zip(columns, score().tolist(), strict=True)
+                (max(ids, key=dict(zip(self.closed_ids, scores, strict=True)).__getitem__),)
+                for ids, scores in zip(choices, score().tolist(), strict=True)
             ]
-        ids = [[self.closed_ids[column]] for column in chosen]
-        return torch.tensor(ids, dtype=torch.int32, device=self._device)
-
-    def _columns_of(self, allowed: frozenset[TokenClass]) -> tuple[int, ...]:
-        found = self._allowed_columns.get(allowed)
-        if found is None:
-            ids = sorted(self._classes.id_of(token_class) for token_class in allowed)
-            found = tuple(self.closed_ids.index(id_) for id_ in ids)
-            self._allowed_columns[allowed] = found
-        return found
+        return torch.tensor(chosen, dtype=torch.int32, device=self._device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Mask ``logits`` [batch, vocab] in place."""
@@ -134,7 +125,7 @@ class SpatialLogitsProcessor(LogitsProcessor):
         cleared: list[int] = []
         kept: tuple[list[int], list[int]] = ([], [])
         banned: tuple[list[int], list[int]] = ([], [])
-        for row, (cursor, output_ids) in self._rows.items():
+        for row, (cursor, output_ids, _) in self._rows.items():
             cursor.advance(output_ids)
             if cursor.decodes:
                 self.decode_rows.append(row)
@@ -160,7 +151,8 @@ class SpatialLogitsProcessor(LogitsProcessor):
         if found is None:
             has_text = TokenClass.TEXT in allowed
             classes = _SPECIAL - allowed if has_text else allowed
-            found = has_text, tuple(self._classes.id_of(c) for c in classes)
+            # In ascending order: the first of equals wins, as in the whole vocabulary.
+            found = has_text, tuple(sorted(self._classes.id_of(c) for c in classes))
             self._special_ids[allowed] = found
         return found
 

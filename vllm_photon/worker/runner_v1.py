@@ -38,12 +38,11 @@ class RunnerV1Mixin:
     def _alone_in_sampling(self) -> bool:
         """Whether the scores of three tokens are all that a batch of closed requests is about.
 
-        They aren't where someone else reads or changes logits: draft models, a user's processors,
-        the count of NaNs, a pipeline that sends logits to every rank.
+        They aren't where someone else reads or changes logits: a user's processors, the count of
+        NaNs, a pipeline that sends logits to every rank. Moondream refuses draft models anyway.
         """
         return (
             self.get_model().can_score  # type: ignore[attr-defined]
-            and self.speculative_config is None  # type: ignore[attr-defined]
             and not self.broadcast_pp_output  # type: ignore[attr-defined]
             and not envs.VLLM_COMPUTE_NANS_IN_LOGITS
             and all(
